@@ -18,7 +18,7 @@ from autobatch.errors import ModelError
 from autobatch.records import ModelSpec
 
 # Values that transformers fills in where config.json is silent, as of transformers 5.24
-# (models/<family>/configuration_<family>.py, checked 2026-08). Published gemma 3 text_configs
+# (models/<family>/configuration_<family>.py, checked 2026-12-01). Published gemma 3 text_configs
 # name little more than their sizes.
 _GEMMA = {"head_dim": 256, "tie_word_embeddings": True}
 _FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -142,7 +142,7 @@ def _read_config(folder: Path, named: str) -> dict[str, Any]:
 
 def _check_causal_lm(config: Mapping[str, Any], folder: Path) -> None:
     architectures = config.get("architectures") or []
-    endings = ("ForCausalLM", "LMHeadModel")
+    endings: tuple[str, ...] = ("ForCausalLM", "LMHeadModel")
     if isinstance(config.get("text_config"), Mapping):
         endings += ("ForConditionalGeneration",)
     causal = not config.get("is_encoder_decoder") and (
@@ -211,9 +211,7 @@ def num_parameters(spec: ModelSpec) -> int | None:
     embedding = spec.vocab_size * spec.hidden_size
     tables = embedding if spec.tie_word_embeddings else 2 * embedding
     final_norm = spec.hidden_size
-    return (
-        num_matmul_parameters(spec) + spec.num_hidden_layers * per_layer + tables + final_norm
-    )
+    return num_matmul_parameters(spec) + spec.num_hidden_layers * per_layer + tables + final_norm
 
 
 def model_flops(

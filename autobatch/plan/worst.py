@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from autobatch.plan.epochs import (
-    Plan,
-    iter_groups,
-    iter_steps,
-    num_epochs,
-    split_over_ranks,
-    steps_per_epoch,
-    num_steps,
-)
+from autobatch.plan.epochs import iter_groups, iter_steps, split_over_ranks
 from autobatch.plan.microbatches import MicroBatch
+from autobatch.plan.settings import Plan, num_epochs, num_steps, steps_per_epoch
 from autobatch.records import WorstMicroBatch
 
 

@@ -1,0 +1,1 @@
+"""From files of rows to token ids with label masks."""

@@ -1,0 +1,171 @@
+"""Measure the token lengths of a data set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autobatch.dataset.advice import advise
+from autobatch.dataset.cache import TokenCache, write_cache
+from autobatch.dataset.files import DataFile, count_rows, find_files, read_columns, read_rows
+from autobatch.dataset.findings import nothing_left, warnings_of
+from autobatch.dataset.formats import RowFormat, choose_format
+from autobatch.dataset.lengths import length_histogram, length_stats
+from autobatch.dataset.rendering import RENDERING_VERSION, Sample, render_rows
+from autobatch.dataset.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
+from autobatch.dataset.truncation import kept_label_tokens
+from autobatch.dataset.turns import Tally
+from autobatch.errors import AutobatchError, DataError
+from autobatch.records import DataSource, LengthProfile
+from autobatch.storage import cache_root, read_record, write_json
+
+Progress = Callable[[int, int | None], None]
+_PROGRESS_ROWS = 500
+
+
+def profile_lengths(
+    files: Sequence[str],
+    *,
+    tokenizer_dir: str,
+    model: str | None = None,
+    format: str = "auto",
+    keys: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> LengthProfile:
+    """Return the length profile of files, and keep their ids in a token cache.
+
+    The second call for the same files, tokenizer, template and keys reads the first one's
+    answer. `progress` is told (rows done, rows in all or None where files do not say).
+
+    Raises:
+        DataError: if a file cannot be read, no format matches, or no row can be trained on.
+        ModelError: if the tokenizer directory cannot be used.
+        ConfigError: if a format or key name is unknown.
+    """
+    found = find_files(files)
+    tokenizer_hash = tokenizer_digest(tokenizer_dir)
+    fmt = choose_format(found, format=format, keys=keys)
+    fingerprint = data_fingerprint(found, fmt, tokenizer_hash)
+    directory = cache_root() / "tokens" / fingerprint
+    known = _known_profile(directory)
+    if known is not None:
+        return replace(known, model=model, tokenizer=tokenizer_dir)
+
+    tokenizer = load_tokenizer(tokenizer_dir)
+    tally = Tally()
+    samples = render_rows(_rows(found, fmt, progress), fmt, tokenizer, tally)
+    names = tuple(file.path for file in found)
+    cache = write_cache(directory, _some(samples, tally, names[0]), files=names)
+    profile = _describe(
+        cache,
+        tally,
+        data=DataSource(files=names, format=fmt.name, keys=fmt.keys, fingerprint=fingerprint),
+        tokenizer=tokenizer,
+        media=_media_columns(found[0]),
+    )
+    write_json(directory / "profile.json", profile)
+    return replace(profile, model=model)
+
+
+def data_fingerprint(files: Sequence[DataFile], fmt: RowFormat, tokenizer_hash: str) -> str:
+    """Return a name that changes with the files, the format, the keys and the renderer."""
+    facts = {
+        "files": [[f.path, f.size_bytes, f.mtime_ns] for f in files],
+        "format": fmt.name,
+        "keys": fmt.keys,
+        "tokenizer": tokenizer_hash,
+        "rendering_version": RENDERING_VERSION,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _known_profile(directory: Path) -> LengthProfile | None:
+    if not (directory / "profile.json").exists():
+        return None
+    try:
+        TokenCache.open(directory)
+        return read_record(LengthProfile, directory / "profile.json")
+    except AutobatchError:
+        return None  # damaged or of an older version: written anew
+
+
+def _rows(
+    files: Sequence[DataFile], fmt: RowFormat, progress: Progress | None
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    counts = [count_rows(file) for file in files]
+    total = None if None in counts else sum(c for c in counts if c is not None)
+    done = 0
+    for file_index, file in enumerate(files):
+        for row_index, row in enumerate(read_rows(file, fmt.columns)):
+            yield file_index, row_index, row
+            done += 1
+            if progress is not None and done % _PROGRESS_ROWS == 0:
+                progress(done, total)
+    if progress is not None:
+        progress(done, total)
+
+
+def _some(samples: Iterator[Sample], tally: Tally, where: str) -> Iterator[Sample]:
+    """Pass samples on; fail at the end, before the cache is named, if none can be trained on."""
+    num_samples = num_label_tokens = 0
+    for sample in samples:
+        num_samples += 1
+        num_label_tokens += int(sample.label_mask.sum())
+        yield sample
+    if not num_label_tokens:
+        raise DataError(nothing_left(tally, num_samples=num_samples, where=where))
+
+
+def _media_columns(file: DataFile) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name in read_columns(file)
+        if name in ("image", "images", "video", "videos", "audio", "audios")
+    )
+
+
+def _describe(
+    cache: TokenCache,
+    tally: Tally,
+    *,
+    data: DataSource,
+    tokenizer: Tokenizer,
+    media: tuple[str, ...],
+) -> LengthProfile:
+    advice = advise(
+        cache.lengths,
+        label_tokens=cache.label_tokens,
+        kept_labels=lambda indices, max_length: kept_label_tokens(
+            cache, indices, max_length=max_length, truncation="right"
+        ),
+    )
+    num_without = int((cache.label_tokens == 0).sum())
+    return LengthProfile(
+        data=data,
+        model=None,
+        tokenizer=tokenizer.directory,
+        template_hash=tokenizer.template_hash,
+        cache_dir=str(cache.directory),
+        complete=True,
+        num_rows=tally.num_rows,
+        num_samples=cache.num_samples,
+        skipped=dict(tally.skipped),
+        num_rows_without_labels=num_without,
+        num_tokens=int(cache.lengths.sum()),
+        num_label_tokens=int(cache.label_tokens.sum()),
+        length=length_stats(cache.lengths),
+        histogram=length_histogram(cache.lengths),
+        max_length=advice,
+        warnings=warnings_of(
+            tally,
+            num_rows_without_labels=num_without,
+            advice=advice,
+            has_eos=tokenizer.eos_id is not None,
+            needs_eos=data.format == "text" or tokenizer.template_hash is None,
+            media=media,
+        ),
+    )

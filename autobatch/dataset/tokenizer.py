@@ -1,0 +1,166 @@
+"""Load a tokenizer directory without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autobatch.errors import ModelError
+
+# Every file that can change the ids of a row.
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer:
+    """A loaded tokenizer with what its template prints around an assistant turn."""
+
+    directory: str
+    fast: Any  # transformers.PreTrainedTokenizerFast
+    eos_id: int | None
+    closes_with_eos: bool  # the post-processor itself ends every text with EOS
+    template_hash: str | None  # None: no chat template
+    header: str  # printed before an assistant turn by add_generation_prompt
+    end_marker: str  # printed after it, without trailing whitespace
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """Return the conversation as the chat template prints it."""
+        return self.fast.apply_chat_template(
+            list(messages),
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
+        """Return one `tokenizers.Encoding` a text, uncut and without padding."""
+        return self.fast.backend_tokenizer.encode_batch(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+
+
+def tokenizer_digest(directory: str) -> str:
+    """Return a hash of all files that decide the ids, without loading them.
+
+    Raises:
+        ModelError: if the directory or its tokenizer.json is missing.
+    """
+    folder = _check_directory(directory)
+    digest = hashlib.sha256()
+    extra = sorted(folder.glob("additional_chat_templates/*.jinja"))
+    for path in [*(folder / name for name in _FILES), *extra]:
+        if path.is_file():
+            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def load_tokenizer(directory: str) -> Tokenizer:
+    """Return the tokenizer of a local directory.
+
+    Raises:
+        ModelError: if a file is missing or damaged, or the chat template cannot be read.
+    """
+    folder = _check_directory(directory)
+    from transformers import PreTrainedTokenizerFast  # a second: not paid by cached profiles
+
+    try:
+        fast = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        # a tokenizer.json saved after training may still cut or pad every text
+        fast.backend_tokenizer.no_truncation()
+        fast.backend_tokenizer.no_padding()
+    except Exception as error:  # the Rust reader raises bare Exception
+        raise ModelError(
+            f"the tokenizer in {directory} cannot be read ({_first_line(error)}); "
+            "download or save it again"
+        ) from error
+    template = fast.chat_template
+    header, end_marker = _learn_turn(fast) if template else ("", "")
+    return Tokenizer(
+        directory=directory,
+        fast=fast,
+        eos_id=fast.eos_token_id,
+        closes_with_eos=fast.eos_token_id is not None
+        and fast.backend_tokenizer.encode("a", add_special_tokens=True).ids[-1:]
+        == [fast.eos_token_id],
+        template_hash=_hash(template) if template else None,
+        header=header,
+        end_marker=end_marker,
+    )
+
+
+def _check_directory(directory: str) -> Path:
+    folder = Path(directory).expanduser()
+    if not folder.is_dir():
+        raise ModelError(
+            f"tokenizer directory {directory} does not exist; "
+            "give a local folder that holds tokenizer.json"
+        )
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelError(
+            f"{directory} has no tokenizer.json; save the fast tokenizer there, "
+            "or give another folder"
+        )
+    return folder
+
+
+def _hash(template: Any) -> str:
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _learn_turn(fast: Any) -> tuple[str, str]:
+    """Return what the template prints before and after an assistant turn.
+
+    Both are empty where a small conversation cannot tell; spans are then found by prefixes.
+
+    Raises:
+        ModelError: if the template is no valid jinja.
+    """
+    from jinja2.exceptions import TemplateError, TemplateSyntaxError
+
+    user = [{"role": "user", "content": "Question"}]
+    answer = "Zq7answer"
+    both = [*user, {"role": "assistant", "content": answer}]
+    try:
+        asked = fast.apply_chat_template(user, tokenize=False)
+        prompt = fast.apply_chat_template(user, tokenize=False, add_generation_prompt=True)
+        whole = fast.apply_chat_template(both, tokenize=False)
+    except TemplateSyntaxError as error:
+        raise ModelError(
+            f"the chat template is no valid jinja ({_first_line(error)}); correct chat_template"
+        ) from error
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
+        return "", ""
+    if not (prompt.startswith(asked) and whole.startswith(asked) and answer in whole):
+        return "", ""
+    # Some templates open a <think> block in the prompt that a finished turn does not have:
+    # only what both print is header.
+    header = _common_start(prompt[len(asked) :], whole[len(asked) :])
+    return header, whole[whole.rindex(answer) + len(answer) :].rstrip()
+
+
+def _common_start(one: str, other: str) -> str:
+    length = min(len(one), len(other))
+    return next((one[:i] for i in range(length) if one[i] != other[i]), one[:length])
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

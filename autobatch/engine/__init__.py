@@ -1,0 +1,1 @@
+"""From token ids to gradients: the one engine that probes, verifies, trains."""

@@ -1,0 +1,1 @@
+"""Facts of the machine: its memory limit, its cores, its installed versions."""

@@ -1,0 +1,144 @@
+"""How many bytes a process may take on the CPU it runs on.
+
+A container often holds less than the host: its control groups (version 1 or 2) are read too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from autobatch.errors import ConfigError
+from autobatch.units import format_gib
+
+MEMINFO = Path("/proc/meminfo")
+SELF_CGROUP = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def available_memory_bytes(
+    *, meminfo: Path = MEMINFO, self_cgroup: Path = SELF_CGROUP, cgroup_root: Path = CGROUP_ROOT
+) -> int:
+    """Return the memory that this process can still take, before the host or a container kills.
+
+    The least of MemAvailable and, for each control group up to the root, limit - usage +
+    inactive file cache (which the kernel drops first; it is counted as usage).
+
+    Raises:
+        ConfigError: if the system tells no available memory.
+    """
+    rooms = [
+        _room_bytes(folder)
+        for folder in cgroup_folders("memory", self_cgroup=self_cgroup, cgroup_root=cgroup_root)
+    ]
+    for line in _text(meminfo).splitlines():
+        if line.startswith("MemAvailable:"):
+            rooms.append(int(line.split()[1]) * 1024)
+    known = [room for room in rooms if room is not None]
+    if not known:
+        raise ConfigError(
+            f"{meminfo} tells no MemAvailable, so the memory here is unknown; give --memory-limit"
+        )
+    return min(known)
+
+
+def cpu_memory_limit(
+    *,
+    num_local_ranks: int,
+    memory_limit_bytes: int | None,
+    headroom_bytes: int = 0,
+    available_bytes: int | None = None,
+) -> int:
+    """Return the bytes one rank may take on the CPU: its share less headroom, or the limit asked.
+
+    `available_bytes` is what is free for all ranks, None: measured here. `memory_limit_bytes`
+    is for one process.
+
+    Raises:
+        ConfigError: if nothing is left, or more is asked than a rank's share.
+    """
+    available = available_memory_bytes() if available_bytes is None else available_bytes
+    share = available // num_local_ranks - headroom_bytes
+    source = f"{format_gib(available)} available / {num_local_ranks} local ranks"
+    if headroom_bytes:
+        source += f" - {format_gib(headroom_bytes)} headroom"
+    if share <= 0:
+        raise ConfigError(
+            f"a memory limit of {format_gib(share)} ({source}) leaves nothing to train in; "
+            "lower --headroom or --num-gpus"
+        )
+    if memory_limit_bytes is None:
+        return share
+    if memory_limit_bytes <= 0:
+        raise ConfigError(f"memory limit {memory_limit_bytes} is not positive; give 1 byte or more")
+    if memory_limit_bytes > share:
+        raise ConfigError(
+            f"memory limit {format_gib(memory_limit_bytes)} is above what one rank has here, "
+            f"{format_gib(share)} ({source}); give at most {share} bytes"
+        )
+    return memory_limit_bytes
+
+
+def cgroup_folders(
+    controller: str, *, self_cgroup: Path = SELF_CGROUP, cgroup_root: Path = CGROUP_ROOT
+) -> Iterator[Path]:
+    """Yield the control-group folders over this process for one controller, innermost first.
+
+    A path that a container's mount does not show is left out; its root is the container itself.
+    """
+    for line in _text(self_cgroup).splitlines():
+        number, names, path = line.split(":", 2)
+        if number == "0" and not names:
+            mount = cgroup_root  # version 2
+        elif controller in names.split(","):
+            mount = next(
+                (cgroup_root / n for n in (names, controller) if _is_dir(cgroup_root / n)),
+                cgroup_root / controller,
+            )
+        else:
+            continue
+        folder = mount / path.lstrip("/")
+        while True:
+            if _is_dir(folder):
+                yield folder
+            if folder == mount or mount not in folder.parents:
+                break
+            folder = folder.parent
+
+
+def _room_bytes(folder: Path) -> int | None:
+    for limit_name, usage_name, cache_name in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, usage = _number(folder / limit_name), _number(folder / usage_name)
+        if limit is not None and usage is not None:
+            cache = next(
+                (
+                    int(line.split()[1])
+                    for line in _text(folder / "memory.stat").splitlines()
+                    if line.startswith(f"{cache_name} ")
+                ),
+                0,
+            )
+            return max(0, limit - usage + cache)
+    return None
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None  # "max" is no limit
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
