@@ -199,7 +199,8 @@ def fits(trial: Trial) -> bool:
     """Return whether a trial stayed within its limit; used by search, certificate and report."""
     if trial.outcome != "ok" or trial.num_alloc_retries:
         return False
-    assert trial.peak_reserved_bytes is not None and trial.non_torch_bytes is not None
+    assert trial.peak_reserved_bytes is not None
+    assert trial.non_torch_bytes is not None
     return trial.peak_reserved_bytes + trial.non_torch_bytes <= trial.memory_limit_bytes
 
 

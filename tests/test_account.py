@@ -245,11 +245,15 @@ def test_a_resized_storage_is_followed() -> None:
 
 
 def test_torch_is_left_as_it_was_found() -> None:
-    """Leaving the account, even nested or by an exception, restores resize_ exactly."""
-    before = vars(torch.UntypedStorage).get("resize_")
+    """Leaving the account, even nested or by an exception, restores what it changed exactly."""
+
+    def own_methods() -> tuple[object, object]:
+        return vars(torch.UntypedStorage).get("resize_"), vars(dist.Work).get("wait")
+
+    before = own_methods()
     with pytest.raises(KeyError), MemoryAccount(), MemoryAccount():
         raise KeyError
-    assert before is vars(torch.UntypedStorage).get("resize_")
+    assert before == own_methods()
 
 
 def test_torch_own_tracker_agrees() -> None:
@@ -281,6 +285,7 @@ def test_fsdp_ranks_hold_exactly_their_half(tmp_path: Path) -> None:
         state = {"parameters": half, "gradients": half, "optimizer_state": 2 * half + 2 * 512}
         assert state | {"buffers": 0, "other": 0} == seen["breakdown"]
         assert [3 * half + 2 * 512] * 3 == seen["levels"]
+        assert len(set(seen["peaks"])) == 1
         # both layers whole after forward, because they are not resharded; then freed by resize_
         assert seen["after_forward"] - seen["levels"][0] >= SQUARE_BYTES + 63 * 64 * 4
         assert seen["after_forward"] - seen["levels"][0] < 2 * SQUARE_BYTES + 8 * 512 + 4 * 2048
@@ -296,7 +301,8 @@ def _fsdp_rank(rank: int, port: int, folder: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
     mesh = dist.init_device_mesh("cpu", (2,))
-    levels = []
+    levels: list[int] = []
+    peaks: list[int] = []
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 63, bias=False))
@@ -317,6 +323,7 @@ def _fsdp_rank(rank: int, port: int, folder: str) -> None:
             breakdown = account.breakdown(model, optimizer)
             optimizer.zero_grad()
             levels.append(account.current_bytes)
+            peaks.append(account.peak_bytes)
         account.limit_bytes = levels[-1] + SQUARE_BYTES // 2
         try:
             model(torch.ones(4, 64)).sum().backward()
@@ -334,6 +341,7 @@ def _fsdp_rank(rank: int, port: int, folder: str) -> None:
     seen = {
         "breakdown": breakdown,
         "levels": levels,
+        "peaks": peaks[1:],  # the first step has no optimizer state yet
         "after_forward": after_forward,
         "forward_peak": forward_peak,
         "refused": refused,

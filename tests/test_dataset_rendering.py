@@ -9,23 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny import CHATML, train_tokenizer, write_jsonl, write_parquet
 
 from autobatch.dataset.cache import TokenCache
 from autobatch.dataset.profiling import profile_lengths
 from autobatch.errors import AutobatchError, DataError, ModelError
+from tests.tiny import CHATML, train_tokenizer, write_jsonl, write_parquet
 
 THINKING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
     "{% if m.role == 'assistant' and loop.last %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
-    "{{ m.content | trim }}<|im_end|>\\n{% endfor %}"
+    "{{ m.content | trim }}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
 )
 HEADERLESS = (
     "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
     "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
 )
-NO_MARKER = "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}"
+NO_MARKER = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
 TOOLS = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
     "{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
@@ -74,7 +74,7 @@ def decode(profile, i):
     ("template", "labels"),
     [
         (CHATML, "Two.<|im_end|>Four plus.<|im_end|>"),
-        (THINKING, "Two.<|im_end|>\n\n</think>\n\nFour plus.<|im_end|>"),
+        (THINKING, "Two.<|im_end|>\n</think>\n\nFour plus.<|im_end|>"),
         (HEADERLESS, "Two.<|im_end|>Four plus.<|im_end|>"),
     ],
     ids=["chatml", "thinking", "headerless"],
@@ -99,7 +99,7 @@ def test_first_token_is_never_a_label(tmp_path, tokenizers):
     file = write_jsonl(tmp_path / "a.jsonl", [{"messages": CHAT[1:]}])
     profile = profile_lengths([file], tokenizer_dir=tokenizers(HEADERLESS))
     mask = TokenCache.open(profile.cache_dir).label_mask(0)
-    assert [False, True] == mask[:2].tolist()
+    assert mask[:2].tolist() == [False, True]
 
 
 def test_answers_that_hold_markers_do_not_end_early(tmp_path, tokenizers):
@@ -110,11 +110,40 @@ def test_answers_that_hold_markers_do_not_end_early(tmp_path, tokenizers):
     assert decode(profile, 0)[1] == "Say <|im_end|> to stop.<|im_end|>"
 
 
+def test_token_across_the_border_is_a_label(tmp_path, tokenizers):
+    """Where header and answer share a token, the ids differ from the prompt's from there on."""
+    template = (
+        "{% for m in messages %}{{ ('tw' if m.role == 'assistant' else '') + m.content }}"
+        "{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}tw{% endif %}"
+    )
+    chat = [CHAT[0], {"role": "assistant", "content": "o plus"}]
+    file = write_jsonl(tmp_path / "a.jsonl", [{"messages": chat}])
+    profile = profile_lengths([file], tokenizer_dir=tokenizers(template))
+    assert decode(profile, 0) == (
+        "What is two?<|im_end|>two plus<|im_end|>",
+        "wo plus<|im_end|>",  # "wo" is one token of "two"
+    )
+
+
+def test_rows_whose_labels_cannot_be_found_are_reported(tmp_path, tokenizers):
+    """A template that moves earlier turns leaves a warning, never silence."""
+    template = (
+        "{% for m in messages[::-1] %}{{ m.role + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant{% endif %}"
+    )
+    rows = [{"messages": CHAT}, {"messages": [{"role": "assistant", "content": "Two."}]}]
+    profile = profile_lengths(
+        [write_jsonl(tmp_path / "a.jsonl", rows)], tokenizer_dir=tokenizers(template)
+    )
+    assert profile.num_rows_without_labels == 1
+    assert "labels_not_found" in [w.id for w in profile.warnings]
+
+
 def test_no_template_gives_prompt_response_eos(tmp_path, tokenizers):
     """Prompt ids, then response ids with one EOS as labels."""
     file = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "two plus", "response": " is four"}])
     profile = profile_lengths([file], tokenizer_dir=tokenizers(None))
-    assert ("two plus is four<|im_end|>", " is four<|im_end|>") == decode(profile, 0)
+    assert decode(profile, 0) == ("two plus is four<|im_end|>", " is four<|im_end|>")
 
 
 def test_text_labels_every_token_but_the_first(tmp_path, tokenizers):
@@ -174,7 +203,7 @@ def test_nulls_of_merged_schemas_are_dropped_and_json_nulls_kept(tmp_path, token
     file = write_parquet(tmp_path / "a.parquet", rows)
     profile = profile_lengths([file], tokenizer_dir=tokenizers(TOOLS))
     texts = [decode(profile, i) for i in range(2)]
-    assert ['{"x": 1}<|im_end|>', '{"y": "s"}<|im_end|>'] == [labels for _, labels in texts]
+    assert [labels for _, labels in texts] == ['{"x": 1}<|im_end|>', '{"y": "s"}<|im_end|>']
     assert '"default": null' in texts[0][0]
 
 
@@ -204,8 +233,8 @@ def test_parts_become_text(tmp_path, tokenizers):
     rows = [{"messages": [CHAT[0], {"role": "assistant", "content": parts}]}]
     profile = profile_lengths([write_jsonl(tmp_path / "a.jsonl", rows)], tokenizer_dir=tokenizers())
     assert decode(profile, 0)[1] == "Two.<|im_end|>"
-    assert ["content parts left out: image (1)"] == [
-        w.seen for w in profile.warnings if w.id == "dropped_parts"
+    assert [w.seen for w in profile.warnings if w.id == "dropped_parts"] == [
+        "content parts left out: image (1)"
     ]
 
 
@@ -214,8 +243,8 @@ def test_null_and_structured_answers_are_skipped_by_reason(tmp_path, tokenizers)
     answers = ["four", None, "", "   ", 4, {"a": 1}, "two", "x", "y", "z"]
     rows = [{"prompt": "two?", "response": answer} for answer in answers]
     profile = profile_lengths([write_jsonl(tmp_path / "a.jsonl", rows)], tokenizer_dir=tokenizers())
-    assert {"response is null": 1, "response is not text": 2} == profile.skipped
-    assert (10, 7) == (profile.num_rows, profile.num_samples)
+    assert profile.skipped == {"response is null": 1, "response is not text": 2}
+    assert (profile.num_rows, profile.num_samples) == (10, 7)
     assert any("rows 4, 5" in w.seen for w in profile.warnings)
     assert not any("None" in decode(profile, i)[0] for i in range(7))
 
@@ -232,7 +261,7 @@ def test_empty_null_and_user_only_chats(tmp_path, tokenizers):
     """Empty and null chats are skipped; a last user turn stays; no answer, no labels (A03)."""
     rows = [{"messages": m} for m in (CHAT, CHAT[:3], CHAT[:1], [], None)]
     profile = profile_lengths([write_jsonl(tmp_path / "a.jsonl", rows)], tokenizer_dir=tokenizers())
-    assert {"messages are empty": 1, "messages are null": 1} == profile.skipped
+    assert profile.skipped == {"messages are empty": 1, "messages are null": 1}
     assert decode(profile, 1)[0].endswith("And four?<|im_end|>\n")
     assert profile.num_rows_without_labels == 1
 
@@ -250,7 +279,7 @@ def test_refusing_template_is_counted(tmp_path, tokenizers):
     rows = [{"messages": CHAT}, {"messages": CHAT[:2]}]
     file = write_jsonl(tmp_path / "a.jsonl", rows)
     profile = profile_lengths([file], tokenizer_dir=tokenizers(template + CHATML))
-    assert {"template refuses the row": 1} == profile.skipped
+    assert profile.skipped == {"template refuses the row": 1}
     assert any("one turn only" in w.cause for w in profile.warnings)
 
 
@@ -259,7 +288,7 @@ def test_lone_surrogates_are_skipped(tmp_path, tokenizers):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a\\ud800"}\n{"text": "two"}\n')
     profile = profile_lengths([str(path)], tokenizer_dir=tokenizers())
-    assert (1, 1) == (profile.num_samples, sum(profile.skipped.values()))
+    assert (profile.num_samples, sum(profile.skipped.values())) == (1, 1)
 
 
 def test_chats_need_a_template(tmp_path, tokenizers):

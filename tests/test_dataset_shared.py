@@ -109,9 +109,10 @@ def test_struct_paths_are_found_in_verl_data(fast):
     profile = profile_lengths([str(file)], tokenizer_dir=str(QWEN3))
     cache = TokenCache.open(profile.cache_dir)
     rows = pq.read_table(file).to_pylist()[:50]
-    assert {"prompt_key": "extra_info.question", "response_key": "extra_info.answer"} == (
-        profile.data.keys
-    )
+    assert (profile.data.keys) == {
+        "prompt_key": "extra_info.question",
+        "response_key": "extra_info.answer",
+    }
     assert [by_hand(row, fast) for row in rows] == [cache.ids(i).tolist() for i in range(50)]
 
 

@@ -1,7 +1,5 @@
 """A model's shape and costs agree with the model that transformers builds."""
 
-# ruff: noqa: SIM300 (the expected value stands on the left)
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,7 +1,5 @@
 """The laws of the plan: every row once, no budget exceeded, any cut the same step."""
 
-# ruff: noqa: SIM300 (the expected value stands on the left)
-
 from __future__ import annotations
 
 import dataclasses

@@ -30,7 +30,6 @@ class DataConfig:
     max_token_len_per_gpu: int | None = None  # tokens per micro-batch, padding-free
     micro_batch_size_per_gpu: int | None = None  # rows per micro-batch, padded
     seed: int = 0
-    cache_dir: str | None = None  # token cache that `profile` wrote
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,7 +137,11 @@ class _SpanFinder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._marks = {"header": tokenizer.header, "end_marker": tokenizer.end_marker}
+        self._marks = {
+            "header": tokenizer.header,
+            "prompt": tokenizer.prompt,
+            "end_marker": tokenizer.end_marker,
+        }
         self._num_checks_left = _CHECKED_ROWS
         self._trusts_search = True
 

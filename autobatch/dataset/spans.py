@@ -18,13 +18,13 @@ class Render(Protocol):
 
 
 def spans_by_search(
-    text: str, messages: Messages, *, header: str, end_marker: str
+    text: str, messages: Messages, *, header: str, prompt: str, end_marker: str
 ) -> tuple[Span, ...] | None:
     """Return the assistant spans found by walking the whole rendering, None if unsure.
 
-    Each message must appear in order: an assistant turn between a header and an end marker,
-    any other between the turns. Example: with header `<a>` and end marker `</a>`,
-    `<u>hi</u><a>yo</a>\\n` has the one span of `yo</a>`.
+    Each message must appear in order: an assistant turn between a header (or all of the
+    generation prompt) and an end marker, any other between the turns. Example: with header
+    `<a>` and end marker `</a>`, `<u>hi</u><a>yo</a>\\n` has the one span of `yo</a>`.
     """
     if not header or not end_marker:
         return None
@@ -41,7 +41,7 @@ def spans_by_search(
         start = text.find(header, position)
         if start < 0:
             return None
-        start += len(header)
+        start += len(prompt) if text.startswith(prompt, start) else len(header)
         found = text.find(content, start)
         end = text.find(end_marker, found + len(content)) if found >= 0 else -1
         if end < 0:
@@ -54,7 +54,7 @@ def spans_by_search(
 
 
 def spans_by_prefix(
-    text: str, messages: Messages, render: Render, *, header: str, end_marker: str
+    text: str, messages: Messages, render: Render, *, header: str, prompt: str, end_marker: str
 ) -> tuple[Span, ...] | None:
     """Return the assistant spans found by rendering the messages up to each turn.
 
@@ -66,7 +66,7 @@ def spans_by_prefix(
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        start = _prompt_end(text, messages[:i], render, header)
+        start = _prompt_end(text, messages[:i], render, header, prompt)
         if start is None:
             return None
         upto = _try(render, messages[: i + 1], add_generation_prompt=False)
@@ -85,12 +85,14 @@ def spans_by_prefix(
     return tuple(spans)
 
 
-def _prompt_end(text: str, before: Messages, render: Render, header: str) -> int | None:
+def _prompt_end(
+    text: str, before: Messages, render: Render, header: str, prompt: str
+) -> int | None:
     if not before:
-        return len(header) if text.startswith(header) else 0
-    prompt = _try(render, before, add_generation_prompt=True)
-    if prompt is not None and text.startswith(prompt):
-        return len(prompt)
+        return next((len(start) for start in (prompt, header) if text.startswith(start)), 0)
+    prompted = _try(render, before, add_generation_prompt=True)
+    if prompted is not None and text.startswith(prompted):
+        return len(prompted)
     asked = _try(render, before, add_generation_prompt=False)
     if asked is not None and text.startswith(asked + header):
         return len(asked + header)

@@ -31,7 +31,8 @@ class Tokenizer:
     eos_id: int | None
     closes_with_eos: bool  # the post-processor itself ends every text with EOS
     template_hash: str | None  # None: no chat template
-    header: str  # printed before an assistant turn by add_generation_prompt
+    header: str  # printed before every assistant turn
+    prompt: str  # printed by add_generation_prompt; may go on after the header (`<think>`)
     end_marker: str  # printed after it, without trailing whitespace
 
     def render(
@@ -92,7 +93,7 @@ def load_tokenizer(directory: str) -> Tokenizer:
             "download or save it again"
         ) from error
     template = fast.chat_template
-    header, end_marker = _learn_turn(fast) if template else ("", "")
+    header, prompt, end_marker = _learn_turn(fast) if template else ("", "", "")
     return Tokenizer(
         directory=directory,
         fast=fast,
@@ -102,6 +103,7 @@ def load_tokenizer(directory: str) -> Tokenizer:
         == [fast.eos_token_id],
         template_hash=_hash(template) if template else None,
         header=header,
+        prompt=prompt,
         end_marker=end_marker,
     )
 
@@ -126,35 +128,37 @@ def _hash(template: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _learn_turn(fast: Any) -> tuple[str, str]:
-    """Return what the template prints before and after an assistant turn.
+def _learn_turn(fast: Any) -> tuple[str, str, str]:
+    """Return the header, generation prompt and end marker of an assistant turn.
 
-    Both are empty where a small conversation cannot tell; spans are then found by prefixes.
+    All are empty where a small conversation cannot tell; spans are then found by prefixes.
 
     Raises:
         ModelError: if the template is no valid jinja.
     """
     from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
-    user = [{"role": "user", "content": "Question"}]
+    user = {"role": "user", "content": "Question"}
     answer = "Zq7answer"
-    both = [*user, {"role": "assistant", "content": answer}]
+    chat = [user, {"role": "assistant", "content": answer}, user]
     try:
-        asked = fast.apply_chat_template(user, tokenize=False)
-        prompt = fast.apply_chat_template(user, tokenize=False, add_generation_prompt=True)
-        whole = fast.apply_chat_template(both, tokenize=False)
+        asked = fast.apply_chat_template(chat[:1], tokenize=False)
+        prompted = fast.apply_chat_template(chat[:1], tokenize=False, add_generation_prompt=True)
+        last = fast.apply_chat_template(chat[:2], tokenize=False)
+        earlier = fast.apply_chat_template(chat, tokenize=False)
     except TemplateSyntaxError as error:
         raise ModelError(
             f"the chat template is no valid jinja ({_first_line(error)}); correct chat_template"
         ) from error
     except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
-        return "", ""
-    if not (prompt.startswith(asked) and whole.startswith(asked) and answer in whole):
-        return "", ""
-    # Some templates open a <think> block in the prompt that a finished turn does not have:
-    # only what both print is header.
-    header = _common_start(prompt[len(asked) :], whole[len(asked) :])
-    return header, whole[whole.rindex(answer) + len(answer) :].rstrip()
+        return "", "", ""
+    if not all(text.startswith(asked) for text in (prompted, last, earlier)) or answer not in last:
+        return "", "", ""
+    # Thinking templates print more before a last turn, or in the prompt, than before an
+    # earlier turn: the header is what all three begin with.
+    prompt = prompted[len(asked) :]
+    header = _common_start(_common_start(prompt, last[len(asked) :]), earlier[len(asked) :])
+    return header, prompt, last[last.rindex(answer) + len(answer) :].rstrip()
 
 
 def _common_start(one: str, other: str) -> str:

@@ -7,18 +7,21 @@ temporaries are not seen) in the thread that entered it, where the CPU's backwar
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autobatch.units import round_up
 
 BLOCK_BYTES = 512  # the unit of torch's caching allocator, c10/core/AllocatorConfig.h kMinBlockSize
+SETTLE_SECS = 1e-3  # 300 of 300 gloo all-gathers were let go within 0.1 ms of a yield, 2026-12
 
 
 class _Live(NamedTuple):
@@ -49,7 +52,7 @@ class MemoryAccount(TorchDispatchMode):
         self._freed_bytes: deque[int] = deque()
         self._phase: str | None = None
         self._phase_peaks: dict[str, int] = {}
-        self._undo_resize: list[Callable[[], None]] = []
+        self._changes: list[ExitStack] = []  # to torch, one for each time entered
 
     @property
     def current_bytes(self) -> int:
@@ -118,12 +121,16 @@ class MemoryAccount(TorchDispatchMode):
         return sizes
 
     def __enter__(self) -> MemoryAccount:
-        self._watch_resize()
+        changes = ExitStack()
+        changes.enter_context(_changed(torch.UntypedStorage, "resize_", self._resized))
+        if dist.is_available():
+            changes.enter_context(_changed(dist.Work, "wait", _settled))
+        self._changes.append(changes)
         return super().__enter__()
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
-        self._undo_resize.pop()()
+        self._changes.pop().close()
 
     def __torch_dispatch__(
         self,
@@ -137,6 +144,8 @@ class MemoryAccount(TorchDispatchMode):
         if any(_is_wrapper(t) for t in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            time.sleep(SETTLE_SECS)  # as in `_settled`
         if isinstance(result, torch.Tensor):
             grown_bytes = self._count(result)
         else:
@@ -176,7 +185,10 @@ class MemoryAccount(TorchDispatchMode):
         return grown_bytes
 
     def _is_over(self) -> bool:
-        return self.limit_bytes is not None and self.current_bytes > self.limit_bytes
+        if self.limit_bytes is None or self.current_bytes <= self.limit_bytes:
+            return False
+        time.sleep(SETTLE_SECS)  # refuse only what no other thread is about to free
+        return self.current_bytes > self.limit_bytes
 
     def _refusal(self, maker: Any) -> str:
         return (
@@ -202,27 +214,40 @@ class MemoryAccount(TorchDispatchMode):
         if self._phase is not None and current > self._phase_peaks.get(self._phase, -1):
             self._phase_peaks[self._phase] = current
 
-    def _watch_resize(self) -> None:
+    def _resized(self, resize_: Callable[..., Any]) -> Callable[..., Any]:
         # FSDP2 frees and refills its unsharded parameters by UntypedStorage.resize_, which is
         # no operator.
-        storage_type = torch.UntypedStorage
-        before = storage_type.resize_
-        own = "resize_" in vars(storage_type)
-
-        def resize_(storage: torch.UntypedStorage, num_bytes: int) -> Any:
-            result = before(storage, num_bytes)
+        def resize_and_count(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+            result = resize_(storage, num_bytes)
             if self._count_storage(storage) > 0 and self._is_over():
                 raise torch.OutOfMemoryError(self._refusal("resize_"))
             return result
 
-        def undo() -> None:
-            if own:
-                storage_type.resize_ = before
-            else:
-                del storage_type.resize_
+        return resize_and_count
 
-        storage_type.resize_ = resize_
-        self._undo_resize.append(undo)
+
+def _settled(wait: Callable[..., Any]) -> Callable[..., Any]:
+    # gloo's thread lets go of a collective's tensors just after it reports the end, and needs
+    # Python's lock for it. Unless it gets the time, peaks differ from run to run.
+    def wait_and_settle(work: Any, *args: Any, **kwargs: Any) -> Any:
+        result = wait(work, *args, **kwargs)
+        time.sleep(SETTLE_SECS)
+        return result
+
+    return wait_and_settle
+
+
+@contextmanager
+def _changed(owner: type, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Change a method of a class inside, then leave the class exactly as it was."""
+    own, before = vars(owner).get(name), getattr(owner, name)
+    setattr(owner, name, change(before))
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+        if own is not None:
+            setattr(owner, name, own)
 
 
 def bytes_of(things: Any) -> int:

@@ -69,3 +69,13 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def thread_environment(num_local_ranks: int) -> dict[str, str]:
+    """Return the variables that share the cores among ranks; what the user set stays.
+
+    Probe and training use the same: a step's speed and bits depend on the number of threads.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, num_cores() // num_local_ranks))}

@@ -1,0 +1,252 @@
+"""A config as a running torchrun job, and how it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from autobatch.config import TUNABLE_KEYS, Config, load_config, resolve, save_config
+from autobatch.errors import AutobatchError, ConfigError, NothingFitsError, RunError, StaleError
+from autobatch.hardware.environment import thread_environment
+from autobatch.jobs import Job, start_process
+from autobatch.storage import read_json, read_jsonl
+
+METRICS_FILE = "metrics.jsonl"
+_ERROR_FILE = "error.json"
+_POLL_SECS = 0.1
+_ERRORS = {3: NothingFitsError, 4: StaleError}
+
+# A run may be continued with these changed; the rest is compared and told.
+_FREE_KEYS = {
+    *TUNABLE_KEYS,
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.max_ckpt_to_keep",
+    "trainer.resume_mode",
+    "trainer.output_dir",
+    "trainer.logger",
+    "trainer.device",
+    "trainer.nproc_per_node",
+    "trainer.nnodes",
+}
+# These make another run: its checkpoints cannot be continued.
+_FIXED_KEYS = ("model.path", "model.init", "model.lora_rank", "engine.state_dtype")
+
+
+def torchrun_command(
+    config: Config,
+    run_dir: Path,
+    *,
+    cache_dir: Path,
+    memory_limit_bytes: int,
+    torchrun_args: Sequence[str] = (),
+) -> list[str]:
+    """Return the command that trains; on one node torchrun takes a free port by itself."""
+    trainer = config.trainer
+    placed = [f"--nproc-per-node={trainer.nproc_per_node}"]
+    if trainer.nnodes > 1 or torchrun_args:
+        placed.append(f"--nnodes={trainer.nnodes}")
+    else:
+        placed.append("--standalone")
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *placed,
+        *torchrun_args,
+        "-m",
+        "autobatch.training",
+        str(run_dir),
+        f"--cache-dir={cache_dir}",
+        f"--memory-limit-bytes={memory_limit_bytes}",
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """A finished run."""
+
+    run_dir: Path
+    hf_dir: Path
+    num_steps: int
+    first_step: int  # 1, or the first one after the checkpoint that was continued
+    seconds: float
+
+
+def check_continues(config: Config, run_dir: Path) -> list[str]:
+    """Return a sentence for each setting that changed since the run in `run_dir` was started.
+
+    Raises:
+        ConfigError: if the run there cannot be continued with this config.
+    """
+    path = run_dir / "config.yaml"
+    if config.trainer.resume_mode == "disable" or not path.exists():
+        return []
+    before, now = _settings(resolve(load_config(path))), _settings(config)
+    changed = [k for k in now if k not in _FREE_KEYS and now[k] != before.get(k)]
+    fixed = [key for key in changed if key in _FIXED_KEYS]
+    if fixed:
+        key = fixed[0]
+        raise ConfigError(
+            f"{run_dir} holds a run with {key}={before.get(key)}, now it is {now[key]}; choose "
+            "another trainer.output_dir, or trainer.resume_mode=disable to move the old run aside"
+        )
+    return [f"the run goes on with {k}={now[k]}, before it was {before.get(k)}" for k in changed]
+
+
+def move_aside(run_dir: Path) -> Path | None:
+    """Rename a run that is not to be continued, and return its new place; None if none is there."""
+    if not (run_dir / "config.yaml").exists():
+        return None
+    number = 1
+    while (aside := run_dir.with_name(f"{run_dir.name}.{number}")).exists():
+        number += 1
+    run_dir.rename(aside)
+    return aside
+
+
+def is_finished(run_dir: Path, *, num_steps: int) -> bool:
+    """Return whether the run there made its last step and exported its model."""
+    last = run_dir / "checkpoints" / f"step_{num_steps:08d}" / "complete.json"
+    rows = list(read_jsonl(run_dir / METRICS_FILE))
+    return (
+        last.exists()
+        and (run_dir / "hf" / "config.json").exists()
+        and bool(rows)
+        and rows[-1]["step"] == num_steps
+    )
+
+
+def run_job(
+    config: DictConfig,
+    run_dir: Path,
+    *,
+    cache_dir: Path,
+    memory_limit_bytes: int,
+    num_steps: int,
+    torchrun_args: Sequence[str] = (),
+    on_row: Callable[[dict[str, Any]], None],
+) -> RunResult:
+    """Train in a child job and follow its metrics.
+
+    Raises:
+        RunError: with the first failing rank's own words; NothingFitsError if it ran out of
+            memory; StaleError if the plan is not the certified one.
+    """
+    began = time.monotonic()
+    with _locked(run_dir):
+        save_config(config, run_dir / "config.yaml")
+        (run_dir / _ERROR_FILE).unlink(missing_ok=True)
+        resolved = resolve(config)
+        argv = torchrun_command(
+            resolved,
+            run_dir,
+            cache_dir=cache_dir,
+            memory_limit_bytes=memory_limit_bytes,
+            torchrun_args=torchrun_args,
+        )
+        rows = _Rows(run_dir / METRICS_FILE)
+        with start_process(
+            argv,
+            job_dir=run_dir,
+            env=thread_environment(resolved.trainer.nproc_per_node),
+            log_name="train.log",
+            capture=True,
+        ) as job:
+            while job.alive():
+                for row in rows.new():
+                    on_row(row)
+                time.sleep(_POLL_SECS)
+            for row in rows.new():
+                on_row(row)
+            _raise_failure(job, run_dir)
+    return RunResult(
+        run_dir=run_dir,
+        hf_dir=run_dir / "hf",
+        num_steps=num_steps,
+        first_step=rows.first_step or num_steps + 1,
+        seconds=time.monotonic() - began,
+    )
+
+
+class _Rows:
+    """The rows of metrics.jsonl that this run writes, as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity: tuple[int, int] | None = None
+        self._offset = 0
+        self.first_step: int | None = None
+        if path.exists():  # an earlier run's rows: kept until the job cuts them back
+            self._identity = self._id()
+            self._offset = path.stat().st_size
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        if not self._path.exists():
+            return
+        if self._id() != self._identity:  # cut back to the checkpoint: the file is a new one
+            self._identity = self._id()
+            self._offset = 0
+        with self._path.open("rb") as stream:
+            stream.seek(self._offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                row = json.loads(line)
+                yield row
+
+    def _id(self) -> tuple[int, int]:
+        status = self._path.stat()
+        return status.st_dev, status.st_ino
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(
+                f"another launch is running in {run_dir}; wait for it, or choose another "
+                "trainer.output_dir"
+            ) from error
+        yield
+
+
+def _raise_failure(job: Job, run_dir: Path) -> None:
+    ending = job.ended()
+    assert ending is not None
+    if not any(ending.exit_codes):
+        return
+    log = run_dir / "train.log"
+    try:
+        error = read_json(run_dir / _ERROR_FILE)
+    except AutobatchError:
+        code = next(code for code in ending.exit_codes if code)
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if ending.killed_by_kernel:
+            how += ", killed by the kernel because the host's memory ran out"
+        last = next((line for line in reversed(ending.log_tail.splitlines()) if line.strip()), "")
+        raise RunError(f"training failed ({how}): {last.strip()}; its log is {log}") from None
+    kind = _ERRORS.get(error["exit_code"], RunError)
+    raise kind(f"{error['message']} (rank {error['rank']}; log: {log})")
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    values = dataclasses.asdict(config)
+    values.pop("tuning")
+    values.pop("schema_version")
+    return {f"{s}.{k}": v for s, section in values.items() for k, v in section.items()}

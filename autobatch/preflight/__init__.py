@@ -1,0 +1,1 @@
+"""Mistakes that can be seen before anything is started."""

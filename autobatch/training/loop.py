@@ -1,0 +1,138 @@
+"""The training loop of one rank: plan, load, step, record, save, export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from autobatch.config import Config, candidate_of
+from autobatch.dataset.cache import TokenCache
+from autobatch.dataset.planning import plan_of
+from autobatch.engine.build import Engine, build
+from autobatch.engine.device import claim
+from autobatch.engine.optimizer import learning_rate
+from autobatch.engine.state import export_hf, load_state, save_state
+from autobatch.engine.step import optimizer_step
+from autobatch.errors import RunError, StaleError
+from autobatch.model import read_model_spec
+from autobatch.plan.epochs import Plan, num_steps, order_hash, plan_hash
+from autobatch.training import checkpoints, metrics
+from autobatch.training.loader import StepLoader
+
+
+@dataclass
+class Progress:
+    """The optimizer step that is being made, for the words of an error."""
+
+    step: int | None = None
+
+
+def train(
+    config: Config,
+    run_dir: Path,
+    *,
+    cache_dir: Path,
+    memory_limit_bytes: int,
+    num_ranks: int,
+    progress: Progress,
+) -> None:
+    """Train as the plan says, from the newest checkpoint on, and export the model.
+
+    Raises:
+        StaleError: if the plan is not the one that was certified.
+        RunError: if a checkpoint cannot be continued.
+    """
+    cache = TokenCache.open(cache_dir)
+    spec = read_model_spec(str(config.model.path))
+    plan = plan_of(config, candidate_of(config), cache, spec, num_ranks=num_ranks)
+    _check_certified(config, plan)
+    order = order_hash(plan)
+    with claim(config, memory_limit_bytes=memory_limit_bytes) as device:
+        resume = _checkpoint(config, run_dir, order)
+        engine = build(config, device, random_init=resume is not None)
+        start = 0
+        if resume is not None:
+            start = checkpoints.read_mark(resume).step
+            load_state(engine, resume)
+        if device.rank == 0:
+            metrics.cut_back(run_dir / metrics.FILE_NAME, num_steps=start)
+        _steps(engine, plan, cache, run_dir, start=start, order=order, progress=progress)
+        tokenizer = config.model.tokenizer_path or config.model.path
+        with device.phase("save"):
+            export_hf(engine, run_dir / "hf", tokenizer_path=Path(str(tokenizer)))
+
+
+def _steps(
+    engine: Engine,
+    plan: Plan,
+    cache: TokenCache,
+    run_dir: Path,
+    *,
+    start: int,
+    order: str,
+    progress: Progress,
+) -> None:
+    config, device = engine.config, engine.device
+    total = num_steps(plan)
+    loader = StepLoader(plan, cache, config.data, rank=device.rank, start=start)
+    for step in loader:
+        progress.step = step.plan.index + 1
+        # Dropout, where a model has any, depends on the step only: a resumed step is the same.
+        torch.manual_seed((config.data.seed << 32) + step.plan.index)
+        device.reset_peaks()
+        rate = learning_rate(step.plan.index, num_steps=total, config=config.optim)
+        result = optimizer_step(engine, step.micro_batches, learning_rate=rate)
+        if device.rank == 0:
+            metrics.append_row(
+                run_dir / metrics.FILE_NAME,
+                step=step,
+                result=result,
+                memory=device.memory_use(),
+                learning_rate=rate,
+            )
+        done, every = progress.step, config.trainer.save_freq
+        if done == total or (every > 0 and done % every == 0):
+            with device.phase("save"):
+                _save(engine, run_dir, step=done, order=order)
+
+
+def _save(engine: Engine, run_dir: Path, *, step: int, order: str) -> None:
+    device = engine.device
+    try:
+        if device.rank == 0:
+            checkpoints.prepare(run_dir, step)
+        _barrier(engine)
+        save_state(engine, checkpoints.partial_directory_of(run_dir, step))
+        _barrier(engine)
+        if device.rank == 0:
+            checkpoints.complete(run_dir, step=step, order_hash=order, num_ranks=device.world_size)
+            checkpoints.thin_out(run_dir, most=engine.config.trainer.max_ckpt_to_keep)
+        _barrier(engine)
+    except OSError as error:
+        raise RunError(
+            f"the checkpoint after step {step} cannot be written to {run_dir} "
+            f"({error.strerror or error}); free space there, then launch again"
+        ) from error
+
+
+def _barrier(engine: Engine) -> None:
+    if engine.device.mesh is not None:
+        dist.barrier()
+
+
+def _checkpoint(config: Config, run_dir: Path, order: str) -> Path | None:
+    if config.trainer.resume_mode == "disable":
+        return None
+    return checkpoints.to_resume(run_dir, order_hash=order)[0]
+
+
+def _check_certified(config: Config, plan: Plan) -> None:
+    certified = ((config.tuning or {}).get("certificate") or {}).get("plan_hash")
+    if certified is not None and certified != plan_hash(plan):
+        raise StaleError(
+            "the micro-batches of this run are not the ones that were certified; "
+            "run `autobatch tune` again for this data, seed and number of ranks"
+        )
