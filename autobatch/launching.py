@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from autobatch.config import TUNABLE_KEYS, Config, load_config, resolve, save_co
 from autobatch.errors import AutobatchError, ConfigError, NothingFitsError, RunError, StaleError
 from autobatch.hardware.environment import thread_environment
 from autobatch.jobs import Job, start_process
+from autobatch.reporting import MetricsTail
 from autobatch.storage import read_json, read_jsonl
 
 METRICS_FILE = "metrics.jsonl"
@@ -80,7 +80,7 @@ class RunResult:
     run_dir: Path
     hf_dir: Path
     num_steps: int
-    first_step: int  # 1, or the first one after the checkpoint that was continued
+    start_step: int  # optimizer steps that the continued checkpoint held, 0 for a new run
     seconds: float
 
 
@@ -135,10 +135,11 @@ def run_job(
     cache_dir: Path,
     memory_limit_bytes: int,
     num_steps: int,
+    start_step: int,
     torchrun_args: Sequence[str] = (),
     on_row: Callable[[dict[str, Any]], None],
 ) -> RunResult:
-    """Train in a child job and follow its metrics.
+    """Train in a child job and follow its metrics; `start_step` steps were done before.
 
     Raises:
         RunError: with the first failing rank's own words; NothingFitsError if it ran out of
@@ -156,7 +157,13 @@ def run_job(
             memory_limit_bytes=memory_limit_bytes,
             torchrun_args=torchrun_args,
         )
-        rows = _Rows(run_dir / METRICS_FILE)
+        tail = MetricsTail(run_dir / METRICS_FILE)
+
+        def tell_new_rows() -> None:
+            for row in tail.read():
+                if row["step"] > start_step:
+                    on_row(row)
+
         with start_process(
             argv,
             job_dir=run_dir,
@@ -165,51 +172,17 @@ def run_job(
             capture=True,
         ) as job:
             while job.alive():
-                for row in rows.new():
-                    on_row(row)
+                tell_new_rows()
                 time.sleep(_POLL_SECS)
-            for row in rows.new():
-                on_row(row)
+            tell_new_rows()
             _raise_failure(job, run_dir)
     return RunResult(
         run_dir=run_dir,
         hf_dir=run_dir / "hf",
         num_steps=num_steps,
-        first_step=rows.first_step or num_steps + 1,
+        start_step=start_step,
         seconds=time.monotonic() - began,
     )
-
-
-class _Rows:
-    """The rows of metrics.jsonl that this run writes, as they come."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._identity: tuple[int, int] | None = None
-        self._offset = 0
-        self.first_step: int | None = None
-        if path.exists():  # an earlier run's rows: kept until the job cuts them back
-            self._identity = self._id()
-            self._offset = path.stat().st_size
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        if not self._path.exists():
-            return
-        if self._id() != self._identity:  # cut back to the checkpoint: the file is a new one
-            self._identity = self._id()
-            self._offset = 0
-        with self._path.open("rb") as stream:
-            stream.seek(self._offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                row = json.loads(line)
-                yield row
-
-    def _id(self) -> tuple[int, int]:
-        status = self._path.stat()
-        return status.st_dev, status.st_ino
 
 
 @contextmanager

@@ -21,6 +21,10 @@ class DataConfig:
     messages_key: str | None = None
     text_key: str | None = None
     tools_key: str | None = None
+    input_key: str | None = None
+    input_ids_key: str | None = None
+    labels_key: str | None = None
+    loss_mask_key: str | None = None
     max_length: int | None = None  # tokens; None: the longest row rounded up to 8
     truncation: str = "error"
     train_batch_size: int = 256  # global rows per optimizer step

@@ -73,6 +73,25 @@ def tokenizer_digest(directory: str) -> str:
     return digest.hexdigest()
 
 
+def largest_token_id(directory: str) -> int:
+    """Return the largest id a tokenizer can give, added tokens included.
+
+    Raises:
+        ModelError: if the directory or its tokenizer.json is missing or damaged.
+    """
+    folder = _check_directory(directory)
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the Rust reader raises bare Exception
+        raise ModelError(
+            f"the tokenizer in {directory} cannot be read ({_first_line(error)}); "
+            "download or save it again"
+        ) from error
+    return max(backend.get_vocab(with_added_tokens=True).values())
+
+
 def load_tokenizer(directory: str) -> Tokenizer:
     """Return the tokenizer of a local directory.
 

@@ -1,0 +1,20 @@
+"""Each command as one Python function."""
+
+from autobatch.api.demo_command import demo
+from autobatch.api.launch_command import LaunchReport, launch
+from autobatch.api.probe_command import probe
+from autobatch.api.profile_command import profile
+from autobatch.api.run_command import RunReport, run
+from autobatch.api.tune_command import TuneReport, tune
+
+__all__ = [
+    "LaunchReport",
+    "RunReport",
+    "TuneReport",
+    "demo",
+    "launch",
+    "probe",
+    "profile",
+    "run",
+    "tune",
+]

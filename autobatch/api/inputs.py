@@ -1,0 +1,115 @@
+"""What every command needs first: the config's rows as cached lengths, its model as a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autobatch.config import Config
+from autobatch.dataset.cache import TokenCache
+from autobatch.dataset.formats import KEY_NAMES
+from autobatch.dataset.planning import plan_of
+from autobatch.dataset.profiling import profile_lengths
+from autobatch.dataset.tokenizer import largest_token_id
+from autobatch.errors import ConfigError
+from autobatch.model import read_model_spec
+from autobatch.plan.epochs import Plan
+from autobatch.preflight.batch import check_batch
+from autobatch.preflight.data import check_data
+from autobatch.preflight.model import check_model
+from autobatch.preflight.rule import warnings_or_raise
+from autobatch.records import Candidate, LengthProfile, ModelSpec
+
+Talk = Callable[[str], None]
+RowProgress = Callable[[int, int | None], None]
+
+DEFAULT_OUT = "autobatch-out"
+PROFILE_FILE = "profile.json"
+TUNED_FILE = "tuned.yaml"
+TRIALS_FILE = "trials.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The facts of one config."""
+
+    config: Config
+    profile: LengthProfile
+    cache: TokenCache
+    spec: ModelSpec
+
+    def plan(self, candidate: Candidate, *, num_ranks: int) -> Plan:
+        """Return the run's micro-batches under a candidate."""
+        return plan_of(self.config, candidate, self.cache, self.spec, num_ranks=num_ranks)
+
+
+def data_keys(config: Config) -> dict[str, str]:
+    """Return the column names that the config sets."""
+    values = {name: getattr(config.data, name) for name in KEY_NAMES}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def tokenizer_dir(config: Config) -> str:
+    """Return where the tokenizer is: its own path, else the model's.
+
+    Raises:
+        ConfigError: if neither is set.
+    """
+    path = config.model.tokenizer_path or config.model.path
+    if path is None:
+        raise ConfigError(
+            "model.path is not set, so there is no tokenizer; give --model DIR or model.path=DIR"
+        )
+    return path
+
+
+def read_inputs(config: Config, *, progress: RowProgress | None = None) -> Inputs:
+    """Return rows and model of a config; rows that were read before come from the cache.
+
+    Raises:
+        AutobatchError: if files, tokenizer or model cannot be used.
+    """
+    warnings_or_raise(check_data(config))
+    tokenizer = tokenizer_dir(config)
+    if config.model.path is None:
+        raise ConfigError("model.path is not set; give --model DIR or model.path=DIR")
+    spec = read_model_spec(config.model.path)
+    profile = profile_lengths(
+        config.data.train_files,
+        tokenizer_dir=tokenizer,
+        model=config.model.path,
+        format=config.data.format,
+        keys=data_keys(config),
+        progress=progress,
+    )
+    assert profile.cache_dir is not None
+    return Inputs(
+        config=config, profile=profile, cache=TokenCache.open(profile.cache_dir), spec=spec
+    )
+
+
+def check_inputs(inputs: Inputs, plan: Plan) -> list[str]:
+    """Return the warnings of the rules that look at rows, model and batch arithmetic.
+
+    Raises:
+        ConfigError: if a rule refuses.
+    """
+    longest = int(np.max(plan.lengths[plan.trainable]))
+    findings = [
+        *check_model(
+            inputs.config,
+            inputs.spec,
+            longest_row=longest,
+            largest_id=largest_token_id(tokenizer_dir(inputs.config)),
+        ),
+        *check_batch(plan),
+    ]
+    return [finding.message for finding in warnings_or_raise(findings)]
+
+
+def absolute(path: str) -> str:
+    """Return a path that stays right from any working directory."""
+    return path if "://" in path else str(Path(path).expanduser().absolute())

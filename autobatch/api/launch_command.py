@@ -1,0 +1,209 @@
+"""`autobatch launch`: a tuned config as a finished run."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autobatch import launching
+from autobatch.api.inputs import (
+    DEFAULT_OUT,
+    TUNED_FILE,
+    Inputs,
+    RowProgress,
+    Talk,
+    check_inputs,
+    read_inputs,
+)
+from autobatch.config import Config, candidate_of, load_config, resolve
+from autobatch.errors import ConfigError, StaleError
+from autobatch.hardware.environment import describe, num_cores
+from autobatch.hardware.limit import cpu_memory_limit
+from autobatch.plan.epochs import Plan, num_steps, order_hash, plan_hash
+from autobatch.preflight.batch import arithmetic
+from autobatch.preflight.rule import warnings_or_raise
+from autobatch.preflight.run import check_run
+from autobatch.training import checkpoints
+from autobatch.units import format_gib, format_secs
+
+ON_STALE = ("refuse", "warn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchReport:
+    """What a launch did: the command it ran or would run, and the finished run if there is one."""
+
+    command: str
+    run_dir: Path
+    hf_dir: Path
+    num_steps: int
+    start_step: int
+    finished: bool  # False: dry run
+    seconds: float
+
+
+def launch(
+    config: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    out: str | Path = DEFAULT_OUT,
+    torchrun_args: Sequence[str] = (),
+    dry_run: bool = False,
+    on_stale: str = "refuse",
+    talk: Talk,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+    on_start: Callable[[int], None] | None = None,
+    progress: RowProgress | None = None,
+) -> LaunchReport:
+    """Check a tuned config against what is here, then train it, or continue its run.
+
+    `on_start` is told the number of optimizer steps, `on_row` each row of metrics.jsonl.
+
+    Raises:
+        AutobatchError: if a check refuses or training fails; StaleError if the config no longer
+            describes the data or the machine; NothingFitsError if it ran out of memory.
+    """
+    if on_stale not in ON_STALE:
+        raise ConfigError(f"--on-stale {on_stale} is unknown; use {' or '.join(ON_STALE)}")
+    path = Path(config) if config is not None else Path(out) / TUNED_FILE
+    loaded = load_config(path, overrides)
+    resolved = resolve(loaded)
+    inputs = read_inputs(resolved, progress=progress)
+    ranks = resolved.trainer.nproc_per_node * resolved.trainer.nnodes
+    plan = inputs.plan(candidate_of(resolved), num_ranks=ranks)
+    steps = num_steps(plan)
+    _introduce(path, inputs, plan, talk)
+    run_dir = Path(resolved.trainer.output_dir)
+    for message in [
+        *check_inputs(inputs, plan),
+        *(
+            finding.message
+            for finding in warnings_or_raise(
+                check_run(resolved, run_dir, num_cores=num_cores(), torchrun_args=torchrun_args)
+            )
+        ),
+    ]:
+        talk(f"warning: {message}")
+    _check_stale(resolved, inputs, plan, on_stale=on_stale, talk=talk)
+    limit = _memory_limit(resolved, talk)
+    assert inputs.profile.cache_dir is not None
+    cache_dir = Path(inputs.profile.cache_dir)
+    command = shlex.join(
+        launching.torchrun_command(
+            resolved,
+            run_dir,
+            cache_dir=cache_dir,
+            memory_limit_bytes=limit,
+            torchrun_args=torchrun_args,
+        )
+    )
+
+    def report(*, finished: bool, start_step: int, seconds: float) -> LaunchReport:
+        return LaunchReport(
+            command=command,
+            run_dir=run_dir,
+            hf_dir=run_dir / "hf",
+            num_steps=steps,
+            start_step=start_step,
+            finished=finished,
+            seconds=seconds,
+        )
+
+    for message in launching.check_continues(resolved, run_dir):
+        talk(f"warning: {message}")
+    start_step = _start_step(resolved, run_dir, plan, talk)
+    if dry_run:
+        return report(finished=False, start_step=start_step, seconds=0.0)
+    if resolved.trainer.resume_mode == "disable":
+        aside = launching.move_aside(run_dir)
+        if aside is not None:
+            talk(f"the run in {run_dir} was moved to {aside}")
+    elif launching.is_finished(run_dir, num_steps=steps):
+        talk(
+            f"the run in {run_dir} has made all its {steps} steps; nothing to do "
+            "(trainer.resume_mode=disable starts anew, and keeps the old run beside it)"
+        )
+        return report(finished=True, start_step=steps, seconds=0.0)
+    if on_start is not None:
+        on_start(steps)
+    result = launching.run_job(
+        loaded,
+        run_dir,
+        cache_dir=cache_dir,
+        memory_limit_bytes=limit,
+        num_steps=steps,
+        start_step=start_step,
+        torchrun_args=torchrun_args,
+        on_row=on_row or (lambda row: None),
+    )
+    return report(finished=True, start_step=result.start_step, seconds=result.seconds)
+
+
+def _introduce(path: Path, inputs: Inputs, plan: Plan, talk: Talk) -> None:
+    age = time.time() - path.stat().st_mtime
+    config = inputs.config
+    talk(
+        f"{path} ({format_secs(max(0.0, age))} old): model {config.model.path}, "
+        f"data {', '.join(config.data.train_files)}"
+    )
+    talk(arithmetic(plan))
+
+
+def _check_stale(config: Config, inputs: Inputs, plan: Plan, *, on_stale: str, talk: Talk) -> None:
+    tuning = config.tuning
+    if tuning is None:
+        talk("warning: this config was never tuned, so nothing proves that it fits in memory")
+        return
+    changed = []
+    if tuning["certificate"]["plan_hash"] != plan_hash(plan):
+        changed.append("data, seed, ranks or batch settings give other micro-batches")
+    key, here = tuning["law_key"], describe(device=config.trainer.device)
+    for name in ("torch", "transformers"):
+        if key.get(name) != here.get(name):
+            changed.append(f"{name} was {key.get(name)}, here it is {here.get(name)}")
+    if key.get("model") != inputs.spec.config_hash:
+        changed.append("the model's shape is another one")
+    if not changed:
+        return
+    sentence = f"the tuned config is stale: {'; '.join(changed)}"
+    if on_stale == "refuse":
+        raise StaleError(f"{sentence}; run `autobatch tune` again, or launch --on-stale warn")
+    talk(f"warning: {sentence}; it is launched all the same, unproven")
+
+
+def _memory_limit(config: Config, talk: Talk) -> int:
+    """Return the limit the config was proven at, or what is here if that is enough."""
+    here = cpu_memory_limit(num_local_ranks=config.trainer.nproc_per_node, memory_limit_bytes=None)
+    if config.tuning is None:
+        return here
+    limit = int(config.tuning["memory_limit_bytes"])
+    if limit <= here:
+        return limit
+    needed = int(config.tuning["winner"]["peak_reserved_bytes"])
+    if needed > here:
+        raise StaleError(
+            f"the tuned config needs {format_gib(needed)} a rank, here are {format_gib(here)}; "
+            "free memory, or tune again"
+        )
+    talk(
+        f"memory: tuned under {format_gib(limit)}, here are {format_gib(here)}; the worst "
+        f"micro-batch takes {format_gib(needed)}"
+    )
+    return here
+
+
+def _start_step(config: Config, run_dir: Path, plan: Plan, talk: Talk) -> int:
+    if config.trainer.resume_mode == "disable":
+        return 0
+    path, skipped = checkpoints.to_resume(run_dir, order_hash=order_hash(plan))
+    for message in skipped:
+        talk(f"warning: {message}")
+    if path is None:
+        return 0
+    step = checkpoints.read_mark(path).step
+    talk(f"continuing after step {step}, from {path}")
+    return step

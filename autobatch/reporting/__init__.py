@@ -1,0 +1,39 @@
+"""Records shown to people, in a terminal or a pipe."""
+
+from autobatch.reporting.pictures import LengthHistogram, profile_table
+from autobatch.reporting.progress import (
+    MetricsTail,
+    ProfileProgress,
+    RunProgress,
+    follow_metrics,
+)
+from autobatch.reporting.sources import read_metrics, read_profile, read_trials, read_tuned
+from autobatch.reporting.tables import (
+    as_text,
+    describe_toggles,
+    run_table,
+    show,
+    trial_line,
+    trials_table,
+    tuned_summary,
+)
+
+__all__ = [
+    "LengthHistogram",
+    "MetricsTail",
+    "ProfileProgress",
+    "RunProgress",
+    "as_text",
+    "describe_toggles",
+    "follow_metrics",
+    "profile_table",
+    "read_metrics",
+    "read_profile",
+    "read_trials",
+    "read_tuned",
+    "run_table",
+    "show",
+    "trial_line",
+    "trials_table",
+    "tuned_summary",
+]

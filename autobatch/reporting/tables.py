@@ -1,0 +1,270 @@
+"""Tables of profiles, trials, verdicts, runs."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from statistics import median
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autobatch.config import Config
+from autobatch.records import LengthProfile, Load, Toggles, Trial
+from autobatch.units import format_count, format_gib, format_secs
+
+PIPE_COLUMNS = 80
+_PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False}
+
+
+def as_text(
+    renderable: RenderableType, *, columns: int = PIPE_COLUMNS, encoding: str = "utf-8"
+) -> str:
+    """Return a renderable as plain text; what the encoding lacks is drawn in ASCII or escaped."""
+    stream = io.TextIOWrapper(
+        io.BytesIO(), encoding=encoding, errors="backslashreplace", newline="\n"
+    )
+    Console(file=stream, width=columns, color_system=None, force_terminal=False, **_PLAIN).print(
+        renderable
+    )
+    stream.seek(0)
+    return "".join(line.rstrip() + "\n" for line in stream.read().splitlines())
+
+
+def show(renderable: RenderableType, stream: TextIO) -> None:
+    """Print a renderable: in colour on a terminal, else as plain text of 80 columns."""
+    if stream.isatty():
+        Console(file=stream, **_PLAIN).print(renderable)
+    else:
+        stream.write(as_text(renderable, encoding=getattr(stream, "encoding", None) or "utf-8"))
+
+
+# ---- profile ---------------------------------------------------------------
+
+
+def profile_facts(profile: LengthProfile) -> Table:
+    """Return what was read and how long its rows are."""
+    s = profile.length
+    return _facts(
+        {
+            "data": f"{', '.join(profile.data.files)} ({profile.data.format})",
+            "tokenizer": profile.tokenizer,
+            "rows": f"{format_count(profile.num_rows)}, of which "
+            f"{format_count(profile.num_samples)} rendered"
+            + ("" if profile.complete else " (a part of the data only)"),
+            "skipped": ", ".join(f"{n:,} {why}" for why, n in profile.skipped.items()) or "0",
+            "without labels": format_count(profile.num_rows_without_labels),
+            "tokens": f"{format_count(profile.num_tokens)}, "
+            f"{format_count(profile.num_label_tokens)} of them label tokens",
+            "length": f"mean {s.mean:,.1f}  min {s.min:,}  p50 {s.p50:,}  p90 {s.p90:,}  "
+            f"p95 {s.p95:,}  p99 {s.p99:,}  max {s.max:,}",
+        }
+    )
+
+
+def profile_advice(profile: LengthProfile) -> Group:
+    """Return the cost of each max_length, the advised one with its reason, the warnings."""
+    parts: list[RenderableType] = [
+        Text("What each max_length costs (padding in % of computed tokens)", style="bold"),
+        _curve(profile),
+        Text(f"> max_length {profile.max_length.recommended}", style="bold green"),
+        Text(profile.max_length.reason),
+    ]
+    for warning in profile.warnings:
+        parts.append(Text(f"\nwarning: {warning.seen}", style="yellow"))
+        parts.append(_facts({"  cause": warning.cause, "  do": warning.next_move}))
+    return Group(*parts)
+
+
+def _curve(profile: LengthProfile) -> Table:
+    heads = ("", "max_length", "rows cut", "label tokens lost", "rows without labels")
+    table = _grid(*heads, "to max_length", "to longest", "sorted", "packed", left=1)
+    for option in profile.max_length.curve:
+        is_chosen = option.max_length == profile.max_length.recommended
+        padding = option.padding_fraction
+        table.add_row(
+            ">" if is_chosen else "",
+            f"{option.max_length}",
+            format_count(option.rows_cut),
+            format_count(option.label_tokens_lost),
+            format_count(option.rows_without_labels),
+            *(f"{100 * p:.1f}" for p in (padding.to_max_length, padding.to_longest)),
+            *(f"{100 * p:.1f}" for p in (padding.sorted, padding.packed)),
+            style="bold green" if is_chosen else None,
+        )
+    return table
+
+
+# ---- trials ----------------------------------------------------------------
+
+
+def describe_toggles(toggles: Toggles) -> str:
+    """Return a toggle set in words: what is on, and what differs from plain training."""
+    checkpointing = toggles.gradient_checkpointing
+    words = [
+        "padding-free" if toggles.use_remove_padding else "padded",
+        f"{toggles.loss_kernel} loss",
+        f"{checkpointing if checkpointing != 'none' else 'no'} gradient checkpointing",
+        f"{toggles.attn_implementation} attention",
+    ]
+    flags = ("use_liger", "compile", "reshard_after_forward", "cpu_offload")
+    return ", ".join([*words, *(flag for flag in flags if getattr(toggles, flag))])
+
+
+def describe_load(load: Load) -> str:
+    """Return the largest micro-batch of a load: `8 x 512` padded, `1,980 tok` packed."""
+    rows = max(load.micro_batches, key=lambda lengths: (len(lengths), sum(lengths)), default=())
+    if load.padded_to is not None:
+        return f"{len(rows)} x {load.padded_to}"
+    return f"{max((sum(r) for r in load.micro_batches), default=0):,} tok"
+
+
+def _size(trial: Trial) -> str:
+    unit = "tok" if trial.candidate.max_token_len_per_gpu else "rows"
+    return f"{trial.candidate.size:,} {unit}"
+
+
+def _memory_bytes(trial: Trial) -> int | None:
+    if trial.peak_reserved_bytes is None:
+        return None
+    return trial.peak_reserved_bytes + (trial.non_torch_bytes or 0)
+
+
+def trial_line(trial: Trial) -> str:
+    """Return one trial as one line of talk."""
+    said = f": {trial.message}" if trial.message and trial.outcome != "ok" else ""
+    return (
+        f"{trial.trial_id} {describe_toggles(trial.candidate.toggles)}, {_size(trial)}: "
+        f"{trial.outcome}, peak {format_gib(_memory_bytes(trial))}, "
+        f"{format_secs(trial.seconds)}{said}"
+    )
+
+
+def trials_table(
+    trials: Sequence[Trial], winner_id: str | None, tokens_per_sec: Mapping[str, float]
+) -> Group:
+    """Return the trials under their toggle sets; `tokens_per_sec` estimates a run, by trial_id."""
+    parts: list[RenderableType] = []
+    for toggles, group in groupby(trials, key=lambda trial: trial.candidate.toggles):
+        heads = ("", "trial", "size", "largest load", "outcome", "peak", "of limit")
+        table = _grid(*heads, "real tok/s (est.)", "evidence", left=2)
+        rows = list(group)
+        for trial in rows:
+            is_winner = trial.trial_id == winner_id
+            memory = _memory_bytes(trial)
+            table.add_row(
+                ">" if is_winner else "",
+                trial.trial_id,
+                _size(trial),
+                describe_load(trial.load),
+                trial.outcome,
+                format_gib(memory),
+                "-" if memory is None else f"{memory / trial.memory_limit_bytes:.0%}",
+                _number(tokens_per_sec.get(trial.trial_id)),
+                "measured" if trial.measured else "predicted",
+                style="bold green" if is_winner else None,
+            )
+        parts += [Text(describe_toggles(toggles), style="bold"), table]
+        parts += [
+            Text(f"{t.trial_id}: {t.message}")
+            for t in rows
+            if t.outcome in ("error", "timeout") and t.message
+        ]
+    if trials:
+        limit = format_gib(trials[-1].memory_limit_bytes)
+        parts.append(Text(f"memory limit {limit} a rank" + ("; > winner" if winner_id else "")))
+    return Group(*parts)
+
+
+# ---- verdict, run ----------------------------------------------------------
+
+
+def tuned_summary(config: Config) -> Table:
+    """Return the key facts of a tuned config."""
+    tuning = config.tuning or {}
+    winner, proof = tuning.get("winner") or {}, tuning.get("certificate") or {}
+    size = config.data.max_token_len_per_gpu or config.data.micro_batch_size_per_gpu
+    key = "max_token_len_per_gpu" if config.data.max_token_len_per_gpu else None
+    secs = tuning.get("seconds")
+    return _facts(
+        {
+            "model": config.model.path or "-",
+            "data": ", ".join(config.data.train_files) or "-",
+            key or "micro_batch_size_per_gpu": format_count(size),
+            "train_batch_size": f"{config.data.train_batch_size} rows a step",
+            "loss_kernel": config.model.loss_kernel,
+            "gradient_checkpointing": config.model.gradient_checkpointing,
+            "attn_implementation": config.model.attn_implementation,
+            "ranks": f"{tuning.get('data_parallel_size', '-')} on {tuning.get('gpu', '-')}",
+            "peak memory": f"{format_gib(winner.get('peak_reserved_bytes'))} of "
+            f"{format_gib(tuning.get('memory_limit_bytes'))}, "
+            f"{'measured' if winner.get('measured') else 'predicted'}",
+            "real tokens/s": f"{_number(tuning.get('tokens_per_sec'))} (estimated)",
+            "bound by": str(tuning.get("binding") or "-"),
+            "why": str(tuning.get("reason") or "-"),
+            "proof": f"{format_count(proof.get('num_micro_batches'))} micro-batches planned, "
+            f"the worst one stepped in {proof.get('proven_by') or '-'}",
+            "tuned in": "-" if secs is None else format_secs(secs),
+        }
+    )
+
+
+def run_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the summary of a finished run from its metrics rows."""
+    secs = sum(_finite(r.get("step_secs")) + _finite(r.get("data_wait_secs")) for r in rows)
+    speeds = [r["tokens_per_sec"] for r in rows if _is_number(r.get("tokens_per_sec"))]
+    peaks = [r["peak_reserved_bytes"] for r in rows if _is_number(r.get("peak_reserved_bytes"))]
+    first, last = (rows[0], rows[-1]) if rows else ({}, {})
+    return _facts(
+        {
+            "steps": format_count(len(rows)),
+            "loss": f"{_number(first.get('loss'), 4)} first, {_number(last.get('loss'), 4)} last",
+            "median tokens/s": _number(median(speeds) if speeds else None),
+            "peak memory": format_gib(max(peaks, default=None)),
+            "alloc retries": format_count(
+                sum(int(_finite(r.get("num_alloc_retries"))) for r in rows)
+            ),
+            "time in steps": format_secs(secs),
+        }
+    )
+
+
+# ---- pieces ----------------------------------------------------------------
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _finite(value: Any) -> float:
+    return float(value) if _is_number(value) else 0.0
+
+
+def _number(value: Any, decimals: int = 0) -> str:
+    return f"{value:,.{decimals}f}" if _is_number(value) else "-"
+
+
+def _facts(facts: Mapping[str, str]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+def _grid(*heads: str, left: int) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for place, head in enumerate(heads):
+        table.add_column(
+            head,
+            justify="left" if place < left else "right",
+            overflow="fold",
+            min_width=max((len(word) for word in head.split()), default=1),
+        )
+    return table
