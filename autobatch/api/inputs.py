@@ -17,6 +17,7 @@ from autobatch.dataset.tokenizer import largest_token_id
 from autobatch.errors import ConfigError
 from autobatch.model import read_model_spec
 from autobatch.plan.epochs import Plan
+from autobatch.plan.microbatches import check_longest_row
 from autobatch.preflight.batch import check_batch
 from autobatch.preflight.data import check_data
 from autobatch.preflight.model import check_model
@@ -95,9 +96,11 @@ def check_inputs(inputs: Inputs, plan: Plan) -> list[str]:
     """Return the warnings of the rules that look at rows, model and batch arithmetic.
 
     Raises:
-        ConfigError: if a rule refuses.
+        ConfigError: if a rule refuses; PlanError if the token budget is below the longest row.
     """
     longest = int(np.max(plan.lengths[plan.trainable]))
+    if plan.settings.max_token_len_per_gpu is not None:
+        check_longest_row(longest, plan.settings.max_token_len_per_gpu)
     findings = [
         *check_model(
             inputs.config,

@@ -1,0 +1,105 @@
+"""`autobatch probe`: one candidate, stepped for real."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autobatch.api.inputs import DEFAULT_OUT, Talk, absolute
+from autobatch.api.tune_command import _check_device
+from autobatch.config import candidate_of, load_config, overridden_keys, resolve, with_values
+from autobatch.errors import ConfigError
+from autobatch.hardware.environment import describe
+from autobatch.hardware.limit import cpu_memory_limit
+from autobatch.model import read_model_spec
+from autobatch.probing.runner import ProbeRunner, error_of
+from autobatch.records import Load, Trial
+from autobatch.storage import make_out_dir
+from autobatch.units import round_up
+
+DEFAULT_TIMEOUT_SECS = 900.0
+
+
+def probe(
+    *,
+    model: str,
+    length: int,
+    tokens: int | None = None,
+    micro_batch_size: int | None = None,
+    out: str | Path = DEFAULT_OUT,
+    device: str | None = None,
+    num_gpus: int = 1,
+    memory_limit: int | None = None,
+    headroom: int | None = None,
+    seconds: float | None = None,
+    overrides: Sequence[str] = (),
+    talk: Talk,
+) -> Trial:
+    """Step packed rows of `length` tokens up to `tokens`, or padded rows of that length.
+
+    Weights are random: memory and speed depend on shapes only.
+
+    Raises:
+        ConfigError: if not exactly one of `tokens` and `micro_batch_size` is given, or a value
+            cannot work.
+        RunError: if the child fails other than by memory or time.
+    """
+    _check_device(device)
+    if (tokens is None) == (micro_batch_size is None):
+        raise ConfigError(
+            "give --tokens T with --length L (packed rows), or --micro-batch-size B with "
+            "--length L (padded rows)"
+        )
+    lengths = _lengths(length=length, tokens=tokens, micro_batch_size=micro_batch_size)
+    values: dict[str, Any] = {
+        "model.path": absolute(model),
+        "trainer.device": "cpu",
+        "trainer.nproc_per_node": num_gpus,
+        "model.use_remove_padding": tokens is not None,
+        "data.use_dynamic_bsz": tokens is not None,
+        "data.max_token_len_per_gpu": tokens,
+        "data.micro_batch_size_per_gpu": micro_batch_size,
+    }
+    keys = overridden_keys(overrides)
+    if num_gpus == 1 and "engine.strategy" not in keys:
+        values["engine.strategy"] = "single"
+    config = with_values(
+        load_config(None, overrides), {k: v for k, v in values.items() if k not in keys}
+    )
+    read_model_spec(absolute(model))
+    limit = cpu_memory_limit(
+        num_local_ranks=num_gpus, memory_limit_bytes=memory_limit, headroom_bytes=headroom or 0
+    )
+    out_dir = make_out_dir(Path(out))
+    padded_to = None if tokens is not None else round_up(length, 8)
+    talk(f"stepping {len(lengths)} rows of {length} tokens, twice in each of two steps")
+    with ProbeRunner(
+        out_dir=out_dir / "probes",
+        config=config,
+        num_ranks=num_gpus,
+        memory_limit_bytes=limit,
+        environment=describe(device="cpu"),
+    ) as runner:
+        trial = runner.run(
+            candidate_of(resolve(config)),
+            Load(micro_batches=(lengths, lengths), padded_to=padded_to),
+            timeout_secs=DEFAULT_TIMEOUT_SECS if seconds is None else seconds,
+        )
+    if trial.outcome == "error":
+        raise error_of(trial, out_dir=out_dir / "probes")
+    return trial
+
+
+def _lengths(*, length: int, tokens: int | None, micro_batch_size: int | None) -> tuple[int, ...]:
+    if length < 2:
+        raise ConfigError(f"--length {length} is below 2; one token predicts nothing")
+    if micro_batch_size is not None:
+        if micro_batch_size < 1:
+            raise ConfigError(f"--micro-batch-size {micro_batch_size} is below 1; use 1 or more")
+        return (length,) * micro_batch_size
+    assert tokens is not None
+    if tokens < length:
+        raise ConfigError(f"--tokens {tokens} is below --length {length}; give at least one row")
+    rows, rest = divmod(tokens, length)
+    return (length,) * rows + ((rest,) if rest > 1 else ())

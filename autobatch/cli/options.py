@@ -1,0 +1,164 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from autobatch.api.inputs import DEFAULT_OUT
+from autobatch.units import parse_size
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+KEY_OPTIONS = ("prompt_key", "response_key", "messages_key", "text_key", "tools_key")
+
+
+class Size(click.ParamType):
+    """A size such as 6GiB, 80GB or bytes; checked by the command, not by the parser."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """Return bytes."""
+        return parse_size(value)
+
+
+class PassThrough(click.Command):
+    """A command that keeps what follows `--` apart, for another program."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the words after the first `--` out before options are read."""
+        if "--" in args:
+            border = args.index("--")
+            ctx.meta["autobatch.passed"] = tuple(args[border + 1 :])
+            args = args[:border]
+        return super().parse_args(ctx, args)
+
+
+def _all(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def out_options(command: Command) -> Command:
+    """--out and --json."""
+    return _all(
+        (
+            click.option(
+                "--out",
+                default=DEFAULT_OUT,
+                show_default=True,
+                metavar="DIR",
+                help="Where each command finds what the one before wrote.",
+            ),
+            click.option(
+                "--json", "as_json", is_flag=True, help="Print the record alone, as JSON."
+            ),
+        ),
+        command,
+    )
+
+
+def data_options(command: Command) -> Command:
+    """How rows become text."""
+    return _all(
+        (
+            click.option(
+                "--format",
+                default="auto",
+                show_default=True,
+                help="messages, conversations, question_answer, instruction_output, "
+                "prompt_response, text or input_ids; auto: by the columns.",
+            ),
+            click.option("--prompt-key", metavar="COLUMN", help="Dotted path of the prompt."),
+            click.option("--response-key", metavar="COLUMN", help="Dotted path of the response."),
+            click.option("--messages-key", metavar="COLUMN", help="Dotted path of the messages."),
+            click.option("--text-key", metavar="COLUMN", help="Dotted path of plain text."),
+            click.option("--tools-key", metavar="COLUMN", help="Dotted path of tool schemas."),
+        ),
+        command,
+    )
+
+
+def machine_options(command: Command) -> Command:
+    """Where steps are made, and under which limit."""
+    return _all(
+        (
+            click.option(
+                "--device",
+                help="cpu: real steps under an exact account of bytes. cuda: not in this version.",
+            ),
+            click.option(
+                "--num-gpus",
+                type=int,
+                default=1,
+                show_default=True,
+                help="Data-parallel ranks; processes when the device is cpu.",
+            ),
+            click.option(
+                "--memory-limit",
+                type=Size(),
+                help="Most bytes one rank may take, e.g. 6GiB; default: all that is available.",
+            ),
+            click.option(
+                "--headroom", type=Size(), help="Bytes of each rank to keep free, e.g. 1GiB."
+            ),
+        ),
+        command,
+    )
+
+
+def tune_options(command: Command) -> Command:
+    """The search and its batch."""
+    three = "auto: both are tried."
+    return _all(
+        (
+            click.option("--train-batch-size", type=int, help="Global rows per optimizer step."),
+            click.option(
+                "--max-length",
+                type=int,
+                help="Most tokens of a row; default: the longest row, so that nothing is cut.",
+            ),
+            click.option(
+                "--remove-padding",
+                default="auto",
+                show_default=True,
+                help=f"auto, on or off. {three}",
+            ),
+            click.option(
+                "--liger",
+                default="auto",
+                show_default=True,
+                help="auto, on or off. Needs CUDA, so auto is off in this version.",
+            ),
+            click.option(
+                "--gradient-checkpointing",
+                default="auto",
+                show_default=True,
+                help=f"auto, none or full. {three}",
+            ),
+            click.option(
+                "--search",
+                default="bisect",
+                show_default=True,
+                help="bisect: double until memory ends, then halve to the exact limit.",
+            ),
+            click.option(
+                "--seconds", type=float, help="Time for the search; default on the CPU: 600."
+            ),
+        ),
+        command,
+    )
+
+
+def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return plain words and `key=value` settings; an existing path is a plain word."""
+    plain: list[str] = []
+    settings: list[str] = []
+    for word in words:
+        (settings if "=" in word and not Path(word).exists() else plain).append(word)
+    return plain, settings

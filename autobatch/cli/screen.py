@@ -1,0 +1,127 @@
+"""What the commands say: talk and progress to stderr, the result to stdout."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import click
+from rich.console import RenderableType
+
+from autobatch.errors import AutobatchError
+from autobatch.records import LengthProfile, Trial
+from autobatch.reporting import ProfileProgress, RunProgress, profile_table, show, trial_line
+from autobatch.storage import to_plain
+
+
+def talk(message: str) -> None:
+    """Say a line on stderr."""
+    click.echo(message, err=True)
+
+
+def print_result(record: Any, renderable: RenderableType | None, *, as_json: bool) -> None:
+    """Print the record as one JSON document, or what people read."""
+    if as_json:
+        click.echo(json.dumps(to_plain(record), indent=1, ensure_ascii=False))
+    elif renderable is not None:
+        show(renderable, sys.stdout)
+
+
+def say_trial(trial: Trial, note: str) -> None:
+    """Say a trial as it lands."""
+    talk(f"{trial_line(trial)}{f' ({note})' if note else ''}")
+
+
+def callbacks(rows: Rows, steps: Steps, *, quiet: bool) -> dict[str, Any]:
+    """Return the callbacks of a chain of commands; `quiet`: stdout is kept for one record."""
+
+    def on_profile(profile: LengthProfile) -> None:
+        rows.close()
+        if not quiet:
+            show(profile_table(profile), sys.stdout)
+
+    return {
+        "talk": talk,
+        "on_profile": on_profile,
+        "on_trial": say_trial,
+        "on_row": steps.update,
+        "on_start": steps.start,
+    }
+
+
+class Rows:
+    """Progress of reading rows; silent until there is something to read."""
+
+    def __init__(self) -> None:
+        self._progress: ProfileProgress | None = None
+
+    def update(self, num_done: int, num_total: int | None) -> None:
+        """Show the rows done."""
+        if self._progress is None:
+            self._progress = ProfileProgress()
+        self._progress.update(num_done, num_total)
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        if self._progress is not None:
+            self._progress.close()
+
+
+class Steps:
+    """Progress of a run, from its first row on."""
+
+    def __init__(self) -> None:
+        self._progress: RunProgress | None = None
+
+    def start(self, num_steps: int) -> None:
+        """Begin a run of this many optimizer steps."""
+        self._progress = RunProgress(num_steps)
+
+    def update(self, row: dict[str, Any]) -> None:
+        """Show one row of metrics.jsonl."""
+        if self._progress is not None:
+            self._progress.update(row)
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        if self._progress is not None:
+            self._progress.close()
+
+
+@contextmanager
+def plain_errors(*parts: Rows | Steps) -> Iterator[None]:
+    """Turn our errors into one sentence and an exit code; end children on a signal.
+
+    Exit: 1 ours, 3 nothing fits, 4 stale, 128 + n for signal n.
+    """
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except AutobatchError as error:
+        _close(parts)
+        click.echo(f"autobatch: {error}", err=True)
+        raise SystemExit(error.exit_code) from error
+    except KeyboardInterrupt as error:
+        _close(parts)
+        click.echo("autobatch: interrupted", err=True)
+        raise SystemExit(128 + signal.SIGINT) from error
+    except BrokenPipeError as error:
+        raise SystemExit(128 + signal.SIGPIPE) from error
+    finally:
+        _close(parts)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _close(parts: tuple[Rows | Steps, ...]) -> None:
+    for part in parts:
+        part.close()

@@ -1,0 +1,126 @@
+"""Each command's result as a record for --json and as what people read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autobatch.api import LaunchReport, RunReport, TuneReport
+from autobatch.records import Trial, fits
+from autobatch.reporting import (
+    read_metrics,
+    read_tuned,
+    run_table,
+    trial_line,
+    trials_table,
+    tuned_summary,
+)
+from autobatch.storage import to_plain
+
+
+def tune_record(report: TuneReport) -> dict[str, Any]:
+    """Return the fields of DESIGN for `tune --json`."""
+    result = report.result
+
+    def with_speed(trial: Trial) -> dict[str, Any]:
+        speed = result.tokens_per_sec.get(trial.trial_id)
+        return {**to_plain(trial), "fits": fits(trial), "tokens_per_sec": speed}
+
+    return {
+        "stopped_by": result.stopped_by,
+        "gpu": report.gpu,
+        "data_parallel_size": report.data_parallel_size,
+        "memory_limit_bytes": report.memory_limit_bytes,
+        "winner": with_speed(result.winner),
+        "reason": result.reason,
+        "binding": result.binding,
+        "trials": [with_speed(trial) for trial in result.trials],
+        "certificate": to_plain(report.certificate),
+        "seconds": result.seconds,
+        "searched": to_plain(result.searched),
+        "left_out": result.left_out,
+        "path": str(report.path),
+    }
+
+
+def tune_view(report: TuneReport) -> RenderableType:
+    """Return the trials and the verdict."""
+    result = report.result
+    return Group(
+        trials_table(result.trials, result.winner.trial_id, result.tokens_per_sec),
+        *(Text(f"{key} not tried: {why}") for key, why in result.left_out.items()),
+        Text(""),
+        tuned_summary(read_tuned(report.path)),
+        Text(f"\nwritten: {report.path}   next: autobatch launch {report.path}"),
+    )
+
+
+def probe_record(trial: Trial) -> dict[str, Any]:
+    """Return the trial with what is derived from it."""
+    return {
+        **to_plain(trial),
+        "tokens_per_sec": _trial_tokens_per_sec(trial),
+        "mfu": None,
+        "fits": fits(trial),
+    }
+
+
+def probe_view(trial: Trial) -> RenderableType:
+    """Return the trial in a few lines."""
+    speed = _trial_tokens_per_sec(trial)
+    words = "-" if speed is None else f"{speed:,.0f}"
+    return Text(
+        f"{trial_line(trial)}\nfits: {'yes' if fits(trial) else 'no'}, measured; "
+        f"real tokens/s of the second step: {words}"
+    )
+
+
+def launch_record(report: LaunchReport) -> dict[str, Any]:
+    """Return what the launch did, with the last row of its metrics."""
+    rows = read_metrics(report.run_dir) if report.finished else ()
+    return {**_plain_launch(report), "last": rows[-1] if rows else None}
+
+
+def launch_view(report: LaunchReport) -> RenderableType:
+    """Return the summary of the run."""
+    if not report.finished:
+        return Text(f"nothing was started; the command would be:\n{report.command}")
+    return Group(
+        run_table(read_metrics(report.run_dir)),
+        Text(f"model: {report.hf_dir}   metrics: {report.run_dir / 'metrics.jsonl'}"),
+    )
+
+
+def run_record(report: RunReport) -> dict[str, Any]:
+    """Return the records of the three stages."""
+    return {
+        "profile": to_plain(report.profile),
+        "tune": tune_record(report.tuned),
+        "launch": launch_record(report.launched),
+    }
+
+
+def run_view(report: RunReport) -> RenderableType:
+    """Return the verdict and the summary of the run."""
+    return Group(tune_view(report.tuned), Text(""), launch_view(report.launched))
+
+
+def _plain_launch(report: LaunchReport) -> dict[str, Any]:
+    return {
+        "command": report.command,
+        "run_dir": str(report.run_dir),
+        "hf_dir": str(report.hf_dir),
+        "num_steps": report.num_steps,
+        "start_step": report.start_step,
+        "finished": report.finished,
+        "seconds": report.seconds,
+    }
+
+
+def _trial_tokens_per_sec(trial: Trial) -> float | None:
+    if not trial.step_secs:
+        return None
+    tokens = sum(sum(lengths) for lengths in trial.load.micro_batches)
+    return tokens * trial.data_parallel_size / trial.step_secs[-1]

@@ -1,0 +1,276 @@
+"""Runs finish, are continued after a kill bit for bit, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_dirs import small_run
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from autobatch import api
+from autobatch.errors import AutobatchError, ConfigError, RunError
+from autobatch.storage import read_jsonl
+from autobatch.training import checkpoints
+
+ROOT = Path(__file__).parent.parent
+
+
+def launch(config: Path, *overrides: str, **arguments: Any) -> tuple[api.LaunchReport, list[str]]:
+    """Launch in this process; return the report and what was said."""
+    said: list[str] = []
+    report = api.launch(config, overrides=overrides, talk=said.append, **arguments)
+    return report, said
+
+
+def start(config: Path, *overrides: str) -> subprocess.Popen[bytes]:
+    """Launch as a user does, in a process of its own."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    argv = [sys.executable, "-m", "autobatch", "launch", str(config), *overrides]
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def losses(run_dir: Path) -> list[tuple[int, float, float]]:
+    return [(r["step"], r["loss"], r["grad_norm"]) for r in read_jsonl(run_dir / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on two ranks that saved every third step."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    _, _, config = small_run(folder, trainer__nproc_per_node=2, trainer__save_freq=3)
+    report, _ = launch(config)
+    assert report.finished
+    return folder
+
+
+def test_a_run_writes_one_row_a_step_and_learns(undisturbed: Path) -> None:
+    """48 rows in groups of 12 over 2 epochs are 8 steps."""
+    rows = list(read_jsonl(undisturbed / "run" / "metrics.jsonl"))
+    assert list(range(1, 9)) == [row["step"] for row in rows]
+    assert [0] * 4 + [1] * 4 == [row["epoch"] for row in rows]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert {"lr", "num_tokens", "num_label_tokens", "num_micro_batches", "step_secs"} <= set(
+        rows[0]
+    )
+
+
+def test_the_result_loads_in_transformers(undisturbed: Path) -> None:
+    """Weights, config, tokenizer and template are in one directory."""
+    model, info = AutoModelForCausalLM.from_pretrained(
+        undisturbed / "run" / "hf", output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(undisturbed / "run" / "hf")
+    assert tokenizer.chat_template
+    assert model.config.vocab_size >= len(tokenizer)
+
+
+def _wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        if losses(run_dir) and losses(run_dir)[-1][0] >= step:
+            return
+        if process.poll() is not None:
+            assert process.stdout is not None
+            pytest.fail(process.stdout.read().decode())
+        time.sleep(0.01)
+    pytest.fail("the run made no step")
+
+
+def _processes_of(run_dir: Path) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(run_dir).encode() in words and int(path.name) != os.getpid():
+            found.append(int(path.name))
+    return found
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_kill_nine_then_launch_again_gives_the_same_losses(
+    undisturbed: Path, tmp_path: Path, step: int
+) -> None:
+    """Also where no checkpoint was written yet; workers are gone within two seconds."""
+    _, _, config = small_run(tmp_path, trainer__nproc_per_node=2, trainer__save_freq=3)
+    run_dir = tmp_path / "run"
+    process = start(config)
+    _wait_for_step(run_dir, step, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 2
+    while _processes_of(run_dir) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [] == _processes_of(run_dir)
+    report, _ = launch(config)
+    assert report.start_step <= step
+    assert losses(undisturbed / "run") == losses(run_dir)
+
+
+def test_a_finished_run_is_not_made_again(undisturbed: Path) -> None:
+    """Nothing is started, and that is said."""
+    before = losses(undisturbed / "run")
+    report, said = launch(undisturbed / "config.yaml")
+    assert 8 == report.start_step
+    assert any("nothing to do" in line for line in said)
+    assert before == losses(undisturbed / "run")
+
+
+def _copy(source: Path, target: Path) -> Path:
+    shutil.copytree(source / "run", target / "run")
+    return target / "run"
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "empty", "marker"])
+def test_a_damaged_checkpoint_is_skipped_and_named(
+    undisturbed: Path, tmp_path: Path, damage: str
+) -> None:
+    """The newest whole one is continued (report D07)."""
+    run_dir = _copy(undisturbed, tmp_path)
+    newest = checkpoints.directory_of(run_dir, 8)
+    victim = next(newest.glob("*.distcp"))
+    if damage == "cut":
+        victim.write_bytes(victim.read_bytes()[:-1])
+    elif damage == "missing":
+        victim.unlink()
+    elif damage == "empty":
+        victim.write_bytes(b"")
+    else:
+        (newest / checkpoints.MARKER).unlink()
+    path, skipped = checkpoints.newest(run_dir)
+    assert checkpoints.directory_of(run_dir, 6) == path
+    assert str(newest) in skipped[0]
+
+
+def test_no_whole_checkpoint_is_an_error_not_a_new_run(undisturbed: Path, tmp_path: Path) -> None:
+    """Old weights are never trained over in silence."""
+    run_dir = _copy(undisturbed, tmp_path)
+    for path in (run_dir / "checkpoints").glob("step_*"):
+        (path / checkpoints.MARKER).unlink()
+    with pytest.raises(RunError, match=r"no checkpoint .* is whole"):
+        launch(undisturbed / "config.yaml", f"trainer.output_dir={run_dir}")
+
+
+def test_a_checkpoint_of_other_data_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    """Another seed is another order of samples."""
+    run_dir = _copy(undisturbed, tmp_path)
+    with pytest.raises(RunError, match="other data, another seed"):
+        launch(undisturbed / "config.yaml", f"trainer.output_dir={run_dir}", "data.seed=1")
+
+
+def test_another_model_in_the_same_place_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    """The value before, the value now, the next move."""
+    _, model, _ = small_run(tmp_path / "other", kind="llama")
+    with pytest.raises(ConfigError, match=r"holds a run with model\.path="):
+        launch(undisturbed / "config.yaml", f"model.path={model}")
+
+
+def test_fewer_ranks_and_another_cut_continue_the_same_curve(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    """A two-rank checkpoint goes on with one rank; the losses agree to rounding."""
+    run_dir = _copy(undisturbed, tmp_path)
+    shutil.rmtree(run_dir / "hf")
+    for step in (6, 8):
+        shutil.rmtree(checkpoints.directory_of(run_dir, step))
+    report, said = launch(
+        undisturbed / "config.yaml",
+        f"trainer.output_dir={run_dir}",
+        "trainer.nproc_per_node=1",
+        "data.max_token_len_per_gpu=200",
+    )
+    assert 3 == report.start_step
+    assert any("continuing after step 3" in line for line in said)
+    expected = losses(undisturbed / "run")
+    assert expected == [pytest.approx(row, rel=1e-4) for row in losses(run_dir)]
+
+
+def test_resume_mode_disable_keeps_the_old_run_aside(undisturbed: Path, tmp_path: Path) -> None:
+    """Nothing is overwritten."""
+    run_dir = _copy(undisturbed, tmp_path)
+    report, said = launch(
+        undisturbed / "config.yaml",
+        f"trainer.output_dir={run_dir}",
+        "trainer.resume_mode=disable",
+        "trainer.total_training_steps=1",
+    )
+    assert 1 == report.num_steps
+    assert (tmp_path / "run.1" / "metrics.jsonl").exists()
+    assert any("moved to" in line for line in said)
+
+
+def test_a_training_error_is_one_sentence(tmp_path: Path) -> None:
+    """A diverged run stops before the weights change, with the step in the message."""
+    _, _, config = small_run(tmp_path, optim__lr=1e30, optim__lr_scheduler="constant")
+    with pytest.raises(RunError, match=r"training stopped at step \d+ before the weights changed"):
+        launch(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.init=pretrained", "holds no weights"),
+        ("data.train_files=[nowhere.parquet]", "nowhere.parquet"),
+        ("data.max_token_len_per_gpu=10", "max_token_len_per_gpu=10 is below the longest row"),
+        ("trainer.device=cuda", "trainer.device=cuda does not work in this version"),
+        ("data.val_fraction=0.1", "data.val_fraction do not work in this version"),
+        ("model.use_remove_padding=false", "do not go together"),
+    ],
+)
+def test_preflight_refuses_before_anything_starts(
+    tmp_path: Path, override: str, words: str
+) -> None:
+    """The value, the rule, the next move; no run directory is made."""
+    _, _, config = small_run(tmp_path)
+    with pytest.raises(AutobatchError, match=words):
+        launch(config, override)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    """The user fixed it, something else holds it (report E01)."""
+    import socket
+
+    _, _, config = small_run(tmp_path)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} is taken"):
+            launch(config, torchrun_args=["--master-port", str(port)])
+
+
+def test_dry_run_starts_nothing_and_shows_the_command(tmp_path: Path) -> None:
+    """torchrun, the module, the run directory."""
+    _, _, config = small_run(tmp_path)
+    report, said = launch(config, dry_run=True)
+    assert not report.finished
+    assert "torch.distributed.run --nproc-per-node=1 --standalone" in report.command
+    assert any("48 trainable rows, 12 a step: 4 steps an epoch, 8 steps in all" in s for s in said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_config_of_a_run_keeps_interpolations(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`${oc.env:X}` stays as written in the run directory."""
+    monkeypatch.setenv("AB_TEST_OUT", str(tmp_path))
+    _, _, config = small_run(tmp_path, trainer__output_dir="${oc.env:AB_TEST_OUT}/run")
+    launch(config, "trainer.total_training_steps=1")
+    assert "${oc.env:AB_TEST_OUT}/run" in (tmp_path / "run" / "config.yaml").read_text()
+    assert (tmp_path / "run" / "hf" / "config.json").exists()
+    assert json.loads((tmp_path / "run" / "hf" / "config.json").read_text())["vocab_size"] == 640
