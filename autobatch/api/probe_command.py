@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autobatch.api.inputs import DEFAULT_OUT, Talk, absolute
-from autobatch.api.tune_command import _check_device
+from autobatch.api.inputs import DEFAULT_OUT, Talk, absolute, check_device
 from autobatch.config import candidate_of, load_config, overridden_keys, resolve, with_values
 from autobatch.errors import ConfigError
 from autobatch.hardware.environment import describe
@@ -45,7 +44,7 @@ def probe(
             cannot work.
         RunError: if the child fails other than by memory or time.
     """
-    _check_device(device)
+    check_device(device)
     if (tokens is None) == (micro_batch_size is None):
         raise ConfigError(
             "give --tokens T with --length L (packed rows), or --micro-batch-size B with "

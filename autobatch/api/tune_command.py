@@ -17,6 +17,7 @@ from autobatch.api.inputs import (
     RowProgress,
     Talk,
     absolute,
+    check_device,
     check_inputs,
     read_inputs,
 )
@@ -81,7 +82,7 @@ def tune(
         NothingFitsError: if no candidate stays within the memory limit.
         AutobatchError: if an argument, the data or the model cannot be used.
     """
-    _check_device(device)
+    check_device(device)
     if search_by != "bisect":
         raise ConfigError(f"--search {search_by} is not in this version; use bisect")
     if num_gpus < 1:
@@ -148,17 +149,6 @@ def tune(
         result=result,
         certificate=certificate,
     )
-
-
-def _check_device(device: str | None) -> None:
-    if device is None:
-        raise ConfigError(
-            "no GPU can be used in this version, so nothing was measured; add --device cpu to "
-            "step on the CPU under an exact account of bytes, with --memory-limit SIZE if it "
-            "should be a smaller one"
-        )
-    if device != "cpu":
-        raise ConfigError(f"--device {device} does not work in this version; use --device cpu")
 
 
 def _flag_settings(

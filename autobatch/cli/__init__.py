@@ -221,7 +221,9 @@ def run_command(
 
 
 @main.command("demo")
-@click.option("--out", default="demo-out", show_default=True, metavar="DIR")
+@click.option(
+    "--out", default="demo-out", show_default=True, metavar="DIR", help="Where everything goes."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the record alone, as JSON.")
 def demo_command(out: str, as_json: bool) -> None:
     """Run the whole pipeline on a small example that it makes itself, on two CPU processes.

@@ -50,9 +50,9 @@ class LengthHistogram:
 
 
 def log_bins(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Return (low, high, count) bins, both ends inside, at most 16, gaps left at zero.
+    """Return (low, high, count) bins, both ends inside, at most 17, gaps left at zero.
 
-    Bins widen by a factor of the root of 2 where that gives at most 16, else by 2, 4, ...
+    Bins widen by a factor of the root of 2 where that gives so few, else by 2, 4, ...
     """
     lowest, highest = pairs[0][0], pairs[-1][0]
     octaves = math.log2(max(highest, 1) / max(lowest, 1)) + 1

@@ -125,8 +125,10 @@ def describe_load(load: Load) -> str:
 
 
 def _size(trial: Trial) -> str:
-    unit = "tok" if trial.candidate.max_token_len_per_gpu else "rows"
-    return f"{trial.candidate.size:,} {unit}"
+    size = trial.candidate.size
+    if trial.candidate.max_token_len_per_gpu:
+        return f"{size:,} tok"
+    return f"{size:,} row{'s' if size > 1 else ''}"
 
 
 def _memory_bytes(trial: Trial) -> int | None:
@@ -152,7 +154,7 @@ def trials_table(
     parts: list[RenderableType] = []
     for toggles, group in groupby(trials, key=lambda trial: trial.candidate.toggles):
         heads = ("", "trial", "size", "largest load", "outcome", "peak", "of limit")
-        table = _grid(*heads, "real tok/s (est.)", "evidence", left=2)
+        table = _grid(*heads, "real tok/s", "evidence", left=2)
         rows = list(group)
         for trial in rows:
             is_winner = trial.trial_id == winner_id
@@ -164,12 +166,13 @@ def trials_table(
                 describe_load(trial.load),
                 trial.outcome,
                 format_gib(memory),
-                "-" if memory is None else f"{memory / trial.memory_limit_bytes:.0%}",
+                "-" if memory is None else f"{memory / trial.memory_limit_bytes:.1%}",
                 _number(tokens_per_sec.get(trial.trial_id)),
                 "measured" if trial.measured else "predicted",
                 style="bold green" if is_winner else None,
             )
-        parts += [Text(describe_toggles(toggles), style="bold"), table]
+        table.columns[2].min_width = len("131,072 tok")
+        parts += [Text(describe_toggles(toggles), style="bold"), table, Text("")]
         parts += [
             Text(f"{t.trial_id}: {t.message}")
             for t in rows
@@ -178,6 +181,7 @@ def trials_table(
     if trials:
         limit = format_gib(trials[-1].memory_limit_bytes)
         parts.append(Text(f"memory limit {limit} a rank" + ("; > winner" if winner_id else "")))
+        parts.append(Text("real tok/s: estimated for the whole run, padding not counted"))
     return Group(*parts)
 
 
@@ -259,7 +263,7 @@ def _facts(facts: Mapping[str, str]) -> Table:
 
 
 def _grid(*heads: str, left: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for place, head in enumerate(heads):
         table.add_column(
             head,
