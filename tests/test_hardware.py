@@ -10,6 +10,7 @@ import pytest
 
 from autobatch.errors import ConfigError
 from autobatch.hardware import environment, limit
+from autobatch.hardware.environment import num_cores, thread_environment
 
 MIB = 2**20
 
@@ -161,3 +162,14 @@ def test_environment_is_described_without_torch() -> None:
     )
     repo = Path(__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", script], cwd=repo, timeout=60).returncode == 0
+
+
+def test_ranks_share_the_cores_and_the_user_s_choice_stays(monkeypatch):
+    """Idle threads sleep; a variable that is set is left alone."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    expected = {"OMP_NUM_THREADS": str(num_cores()), "OMP_WAIT_POLICY": "PASSIVE"}
+    assert expected == thread_environment(1)
+    assert "1" == thread_environment(10_000)["OMP_NUM_THREADS"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert {"OMP_WAIT_POLICY": "PASSIVE"} == thread_environment(1)

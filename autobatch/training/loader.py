@@ -28,9 +28,10 @@ class LoadedStep:
 
 
 class StepLoader:
-    """Reads steps ahead in a thread; the tensors are made in the caller's thread.
+    """Reads steps ahead in a thread of its own.
 
-    Iterating starts at optimizer step `start`, counted from 0.
+    Iterating starts at optimizer step `start`, counted from 0. The host tensors are made in that
+    thread too, so the account of the training thread never counts them; a probe counts its own.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class StepLoader:
         self._data = data
         self._rank = rank
         self._start = start
-        self._queue: queue.Queue[tuple[StepPlan, list[list[Row]]] | BaseException | None]
+        self._queue: queue.Queue[tuple[StepPlan, list[MicroBatchTensors]] | BaseException | None]
         self._queue = queue.Queue(maxsize=_STEPS_AHEAD)
 
     def __iter__(self) -> Iterator[LoadedStep]:
@@ -55,18 +56,18 @@ class StepLoader:
                 return
             if isinstance(item, BaseException):
                 raise item
-            step, rows = item
+            step, tensors = item
             wait_secs = time.perf_counter() - began
-            tensors = [
-                make_tensors(part, padded_to=m.padded_to, is_filler=m.is_filler)
-                for m, part in zip(step.ranks[self._rank], rows, strict=True)
-            ]
             yield LoadedStep(plan=step, micro_batches=tensors, wait_secs=wait_secs)
 
     def _read(self) -> None:
         try:
             for step in iter_steps(self._plan, start=self._start):
-                self._queue.put((step, [self._rows(m) for m in step.ranks[self._rank]]))
+                tensors = [
+                    make_tensors(self._rows(m), padded_to=m.padded_to, is_filler=m.is_filler)
+                    for m in step.ranks[self._rank]
+                ]
+                self._queue.put((step, tensors))
             self._queue.put(None)
         except BaseException as error:
             self._queue.put(error)

@@ -1,0 +1,1 @@
+"""A candidate becomes a trial: real training steps in a child process."""

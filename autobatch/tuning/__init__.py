@@ -1,0 +1,1 @@
+"""Which candidate trains fastest within the memory limit, by trials."""

@@ -1,0 +1,536 @@
+"""The search finds the fastest candidate that fits, says why, and changes nothing else."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from math import log2
+
+import numpy as np
+import pytest
+import yaml
+from tiny_model import tiny_model
+
+from autobatch.config import TUNABLE_KEYS, candidate_of, load_config, resolve
+from autobatch.errors import ConfigError, NothingFitsError, RunError
+from autobatch.model import read_model_spec
+from autobatch.plan.microbatches import MicroBatch
+from autobatch.plan.settings import PlanSettings, make_plan
+from autobatch.plan.worst import worst_micro_batch
+from autobatch.probing.runner import ProbeRunner, toggle_set_name
+from autobatch.records import Candidate, Load, Toggles, Trial, fits
+from autobatch.storage import read_jsonl
+from autobatch.tuning.bisect import largest_fitting
+from autobatch.tuning.certificate import certify
+from autobatch.tuning.objective import (
+    PlanSample,
+    binding_of,
+    estimate_run_secs,
+    micro_batch_secs,
+    smallest_close_to_best,
+)
+from autobatch.tuning.search import search
+from autobatch.tuning.space import candidate_at, fixed_size, load_of, load_tokens, toggle_sets
+from autobatch.tuning.verdict import tuned_config, write_verdict
+
+MIB = 2**20
+PACKED, PADDED = Toggles(), Toggles(use_remove_padding=False, attn_implementation="sdpa")
+ONE_SET = ("model.use_remove_padding", "model.loss_kernel", "model.gradient_checkpointing")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """Threads that wait for one another are slow where cores are shared."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def config_of(model, *overrides: str):
+    return load_config(None, [f"model.path={model}", "trainer.device=cpu", *overrides])
+
+
+def plan_of(candidate: Candidate, *, num_rows: int = 60, num_ranks: int = 1, batch: int = 20):
+    lengths = np.random.Generator(np.random.PCG64(1)).integers(10, 100, size=num_rows)
+    return make_plan(
+        PlanSettings(
+            train_batch_size=batch,
+            data_parallel_size=num_ranks,
+            seed=0,
+            total_epochs=1,
+            total_training_steps=None,
+            max_token_len_per_gpu=candidate.max_token_len_per_gpu,
+            micro_batch_size_per_gpu=candidate.micro_batch_size_per_gpu,
+            use_remove_padding=candidate.toggles.use_remove_padding,
+        ),
+        lengths=lengths,
+        label_tokens=lengths - 1,
+    )
+
+
+def trial_of(candidate: Candidate, load: Load, **changes) -> Trial:
+    trial = Trial(
+        trial_id="t001",
+        candidate=candidate,
+        load=load,
+        data_parallel_size=1,
+        measured=True,
+        stand_in_for=None,
+        simulated_ranks=None,
+        outcome="ok",
+        message=None,
+        memory_limit_bytes=1000,
+        peak_allocated_bytes=10,
+        peak_reserved_bytes=10,
+        non_torch_bytes=0,
+        phase_peaks={},
+        step_secs=(2.0, 2.0),
+        num_alloc_retries=0,
+        seconds=4.0,
+        micro_batch_secs=(1.0, 1.0),
+        optimizer_secs=0.5,
+    )
+    return replace(trial, **changes)
+
+
+# ---- bisect ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 7, 8, 37, 64])
+@pytest.mark.parametrize("start", [1, 8, 1024])
+def test_the_largest_size_is_exact_from_any_start(limit, start):
+    """Powers of two or not: the limit itself, stepped, in about 2·log2 trials."""
+    tried = []
+
+    def step(size: int) -> str:
+        tried.append(size)
+        return "fits" if size <= limit else "oom"
+
+    found = largest_fitting(step, lower=1, upper=2048, start=start)
+    assert (limit, "oom") == (found.largest, found.stopped_by)
+    assert {limit, limit + 1} <= set(tried)
+    assert len(tried) == len(set(tried)) <= 2 * log2(max(limit, start, 2)) + 3
+
+
+def test_the_bracket_only_narrows():
+    """What fits never falls and what fails never rises, in the log."""
+    log = largest_fitting(lambda s: "fits" if s <= 37 else "oom", lower=1, upper=500).log
+    fitted = [b.fits for b in log if b.fits is not None]
+    failed = [b.fails for b in log if b.fails is not None]
+    assert (sorted(fitted), sorted(failed, reverse=True)) == (fitted, failed)
+
+
+@pytest.mark.parametrize("start", [1, 3, 9])
+def test_a_search_without_a_limit_stops_at_the_cap(start):
+    """The upper bound itself is tried, and is why the search stopped."""
+    found = largest_fitting(lambda size: "fits", lower=1, upper=9, start=start)
+    assert (9, "cap", 9) == (found.largest, found.stopped_by, found.log[-1].size)
+
+
+def test_nothing_fits_is_none():
+    """When the smallest size fails there is no size."""
+    found = largest_fitting(lambda size: "oom", lower=3, upper=1000, start=1000)
+    assert (None, "oom") == (found.largest, found.stopped_by)
+    assert 3 == found.log[-1].size
+
+
+def test_sizes_that_hang_do_not_fit():
+    """Timeouts bound a size like memory does, and are told as time."""
+    found = largest_fitting(lambda s: "timeout" if s >= 4 else "fits", lower=1, upper=64)
+    assert (3, "time") == (found.largest, found.stopped_by)
+
+
+def test_a_refused_size_ends_the_search_with_what_fitted():
+    """Time that ends leaves the largest size so far."""
+    found = largest_fitting(lambda s: "time" if s > 4 else "fits", lower=1, upper=64)
+    assert (4, "time") == (found.largest, found.stopped_by)
+
+
+# ---- space -------------------------------------------------------------------
+
+
+def names(config, *, num_ranks=1, fixed=()) -> list[str]:
+    sets = toggle_sets(resolve(config), num_ranks=num_ranks, fixed_keys=fixed)
+    return [toggle_set_name(toggles) for toggles in sets]
+
+
+def test_the_most_promising_toggle_set_comes_first(model):
+    """Eight sets on the CPU: packed before padded, without checkpointing before with it."""
+    found = names(config_of(model))
+    assert 8 == len(set(found))
+    assert ("packed-chunked-none", "padded-logits-full") == (found[0], found[-1])
+
+
+def test_a_fixed_toggle_keeps_its_value(model):
+    """A key that the user set is not searched."""
+    found = names(config_of(model, "model.loss_kernel=logits"), fixed={"model.loss_kernel"})
+    assert {"logits"} == {name.split("-")[1] for name in found}
+
+
+def test_a_fixed_size_keeps_to_its_form(model):
+    """A row count goes with padding, and only that size is tried."""
+    config, key = (
+        config_of(model, "data.micro_batch_size_per_gpu=4"),
+        {"data.micro_batch_size_per_gpu"},
+    )
+    assert {"padded"} == {name.split("-")[0] for name in names(config, fixed=key)}
+    assert 4 == fixed_size(resolve(config), key)
+
+
+def test_fixed_keys_that_contradict_are_refused(model):
+    """A row count with padding-free is refused with the two valid forms."""
+    config = config_of(model, "data.micro_batch_size_per_gpu=4")
+    with pytest.raises(ConfigError, match="do not go together"):
+        names(config, fixed={"data.micro_batch_size_per_gpu", "model.use_remove_padding"})
+
+
+@pytest.mark.parametrize(("num_ranks", "strategy"), [(1, "single"), (2, "fsdp2")])
+def test_the_strategy_follows_the_ranks(model, num_ranks, strategy):
+    """One rank needs no sharding machinery."""
+    sets = toggle_sets(resolve(config_of(model)), num_ranks=num_ranks, fixed_keys=())
+    assert {strategy} == {toggles.strategy for toggles in sets}
+
+
+def test_every_toggle_set_is_a_whole_config(model):
+    """A candidate read back from its own keys is the same candidate."""
+    from autobatch.config import candidate_values, with_values
+
+    config = config_of(model)
+    for toggles in toggle_sets(resolve(config), num_ranks=1, fixed_keys=()):
+        candidate = candidate_at(toggles, 64)
+        tuned = with_values(config, candidate_values(candidate))
+        assert candidate == candidate_of(resolve(tuned))
+
+
+# ---- objective ---------------------------------------------------------------
+
+
+def timed(num_tokens: int, secs: float, **changes) -> Trial:
+    candidate = candidate_at(PACKED, num_tokens)
+    load = Load(micro_batches=((num_tokens,),) * 2)
+    return trial_of(candidate, load, micro_batch_secs=(secs, secs), **changes)
+
+
+@pytest.mark.parametrize(("num_tokens", "secs"), [(10, 1.0), (15, 1.5), (40, 5.0), (0, 0.0)])
+def test_seconds_are_linear_between_trials_and_beyond(num_tokens, secs):
+    """Through (10, 1), (20, 2), (30, 3.5): inside, above along the last piece, below the first."""
+    trials = [timed(10, 1.0), timed(30, 3.5), timed(20, 2.0)]
+    assert pytest.approx(secs) == micro_batch_secs(trials)(num_tokens)
+
+
+def test_seconds_are_never_negative():
+    """A steep first piece does not promise negative time for short micro-batches."""
+    assert 0.0 == micro_batch_secs([timed(10, 1.0), timed(20, 5.0)])(1)
+
+
+def test_one_trial_is_taken_in_proportion():
+    """A single trial of 10 tokens in 1 s promises 3 s for 30; failed ones do not count."""
+    trials = [timed(10, 1.0), timed(30, 0.1, outcome="oom")]
+    assert pytest.approx(3.0) == micro_batch_secs(trials)(30)
+
+
+def test_a_step_waits_for_its_slowest_rank():
+    """Two micro-batches, two ranks, half a second of optimizer; ten steps like the one seen."""
+    sample = PlanSample(steps=(((10, 20), (30, 10)),), num_steps=10, num_real_tokens=1)
+    assert pytest.approx(10 * (2.0 + 3.0 + 0.5)) == estimate_run_secs(sample, [timed(10, 1.0)])
+
+
+def test_the_smallest_of_sizes_as_fast_wins():
+    """Within 2 % of the best a smaller micro-batch is as good."""
+    assert 4 == smallest_close_to_best({2: 90.0, 4: 98.5, 8: 100.0, 16: 99.0})
+
+
+@pytest.mark.parametrize(
+    ("size", "stopped_by", "binding"),
+    [
+        (8, "oom", "memory"),
+        (7, "oom", "memory"),
+        (8, "cap", "global_batch"),
+        (4, "oom", "host"),
+        (8, "plateau", "host"),
+    ],
+)
+def test_binding_says_what_limits(size, stopped_by, binding):
+    """Memory and the global batch limit a winner near the largest size that fitted."""
+    assert binding == binding_of(size=size, largest=8, stopped_by=stopped_by)
+
+
+def test_a_load_is_the_worst_micro_batch_twice():
+    """Two micro-batches a step, padded as planned: 2 rows x 8 tokens computed."""
+    load = load_of(MicroBatch(samples=(0, 1), lengths=(5, 3), padded_to=8))
+    assert (Load(micro_batches=((5, 3), (5, 3)), padded_to=8), 16) == (load, load_tokens(load))
+
+
+# ---- search, on an arithmetic machine ------------------------------------------
+
+
+@dataclass(kw_only=True)
+class ArithmeticMachine:
+    """Steps a load in seconds and bytes that are sums; has a clock that only it moves."""
+
+    limit_bytes: int
+    bytes_per_token: int = 1
+    base_secs: float = 0.0
+    secs_per_token: float = 0.001
+    flaky: random.Random | None = None
+    error: str | None = None
+    now: float = 0.0
+    num_trials: int = 0
+    timeouts: list[float] = field(default_factory=list)
+
+    def run(self, candidate: Candidate, load: Load, *, timeout_secs: float) -> Trial:
+        """Return what a real prober would."""
+        self.num_trials += 1
+        self.timeouts.append(timeout_secs)
+        tokens = load_tokens(load)
+        secs = self.base_secs + self.secs_per_token * tokens
+        if candidate.toggles.gradient_checkpointing == "full":
+            secs *= 1.3
+        peak = 100 + self.bytes_per_token * tokens
+        is_flaky = self.flaky is not None and tokens > 200  # near the limit, at random
+        bad = peak > self.limit_bytes or (is_flaky and self.flaky.random() < 0.3)
+        outcome = "error" if self.error else "oom" if bad else "ok"
+        if 4 * secs > timeout_secs:
+            outcome, secs = "timeout", timeout_secs / 4
+        self.now += 4 * secs
+        return trial_of(
+            candidate,
+            load,
+            trial_id=f"t{self.num_trials:03d}",
+            outcome=outcome,
+            message=self.error,
+            memory_limit_bytes=self.limit_bytes,
+            peak_reserved_bytes=peak,
+            step_secs=(2 * secs, 2 * secs),
+            micro_batch_secs=(secs, secs),
+            optimizer_secs=0.01,
+            seconds=4 * secs,
+        )
+
+
+def run_search(model, out_dir, machine, *, overrides=(), fixed=(), seconds=None, plans=plan_of):
+    return search(
+        config=resolve(config_of(model, *overrides)),
+        spec=read_model_spec(model),
+        prober=machine,
+        plan_of=plans,
+        num_ranks=1,
+        fixed_keys=fixed,
+        seconds=seconds,
+        out_dir=out_dir,
+        clock=lambda: machine.now,
+    )
+
+
+def test_a_search_below_the_limit_is_bound_by_the_global_batch(model, tmp_path):
+    """With memory to spare and a cost a micro-batch, the whole batch of a rank is best."""
+    result = run_search(model, tmp_path, ArithmeticMachine(limit_bytes=10**6, base_secs=1.0))
+    assert ("global_batch", "cap") == (result.binding, result.stopped_by)
+    assert result.winner.candidate.toggles.gradient_checkpointing == "none"
+
+
+def test_a_search_at_the_limit_is_bound_by_memory(model, tmp_path):
+    """The winner of a padding-free set is the largest whose load fits."""
+    machine = ArithmeticMachine(limit_bytes=600, base_secs=1.0)
+    result = run_search(model, tmp_path, machine, fixed=ONE_SET)
+    assert ("memory", "oom") == (result.binding, result.stopped_by)
+    fitted = max(t.peak_reserved_bytes for t in result.trials if fits(t))
+    failed = min(t.peak_reserved_bytes for t in result.trials if t.outcome == "oom")
+    assert 0 < failed - fitted < 8
+
+
+def test_row_counts_are_exact(model, tmp_path):
+    """The largest padded candidate fits and one row more does not: both were stepped."""
+    machine = ArithmeticMachine(limit_bytes=900, base_secs=1.0)
+    result = run_search(
+        model, tmp_path, machine, overrides=["model.use_remove_padding=false"], fixed=ONE_SET
+    )
+    outcomes = {t.candidate.size: t.outcome for t in result.trials}
+    size = result.searched[0].largest
+    assert ("ok", "oom") == (outcomes[size], outcomes[size + 1])
+
+
+def test_a_bigger_size_that_is_no_faster_is_not_taken(model, tmp_path):
+    """Where seconds grow with tokens alone, the host binds and the smallest size wins."""
+    machine = ArithmeticMachine(limit_bytes=10**6)
+    plans = lambda candidate: plan_of(candidate, num_rows=400, batch=400)  # noqa: E731
+    result = run_search(model, tmp_path, machine, fixed=ONE_SET, plans=plans)
+    assert "host" == result.binding
+    assert result.winner.candidate.size < result.searched[0].largest
+
+
+def test_costly_trials_end_on_a_plateau(model, tmp_path):
+    """Two doublings that gain nothing are enough where a trial takes long."""
+    machine = ArithmeticMachine(limit_bytes=10**6, secs_per_token=0.01)
+    plans = lambda candidate: plan_of(candidate, num_rows=400, batch=400)  # noqa: E731
+    result = run_search(model, tmp_path, machine, fixed=ONE_SET, plans=plans)
+    assert ("plateau", "host", 3) == (result.stopped_by, result.binding, machine.num_trials)
+
+
+def test_fallbacks_are_the_best_of_the_other_toggle_sets(model, tmp_path):
+    """The fastest first, one of each other set."""
+    result = run_search(model, tmp_path, ArithmeticMachine(limit_bytes=700, base_secs=1.0))
+    speeds = [result.tokens_per_sec[t.trial_id] for t in (result.winner, *result.fallbacks)]
+    assert sorted(speeds, reverse=True) == speeds
+    assert 8 == len({toggle_set_name(t.candidate.toggles) for t in result.fallbacks}) + 1
+
+
+def test_the_winner_was_stepped_with_the_worst_micro_batch_of_its_plan(model, tmp_path):
+    """Its certificate is a proof, by its own trial."""
+    machine = ArithmeticMachine(limit_bytes=700, base_secs=1.0)
+    winner = run_search(model, tmp_path, machine).winner
+    plan = plan_of(winner.candidate)
+    certificate = certify(plan, winner)
+    assert winner.trial_id == certificate.proven_by
+    assert worst_micro_batch(plan)[1] == certificate.worst
+
+
+def test_another_load_is_no_proof():
+    """A trial that stepped something else than the worst micro-batch proves nothing."""
+    candidate = candidate_at(PACKED, 200)
+    trial = trial_of(candidate, Load(micro_batches=((5,), (5,))))
+    assert certify(plan_of(candidate), trial).proven_by is None
+
+
+def test_trials_are_written_as_they_land_and_anew_for_each_search(model, tmp_path):
+    """trials.jsonl holds the trials of this search, in order."""
+    for _ in range(2):
+        result = run_search(model, tmp_path, ArithmeticMachine(limit_bytes=600), fixed=ONE_SET)
+    written = [row["trial_id"] for row in read_jsonl(tmp_path / "trials.jsonl")]
+    assert [trial.trial_id for trial in result.trials] == written
+
+
+def test_nothing_fits_says_what_was_tried_and_what_to_do(model, tmp_path):
+    """Exit code 3: smallest sizes, peak reached, bytes of the state, remedies."""
+    with pytest.raises(NothingFitsError) as caught:
+        run_search(model, tmp_path, ArithmeticMachine(limit_bytes=50))
+    words = str(caught.value)
+    assert 3 == caught.value.exit_code
+    for part in ("1 row", "tokens", "passed", "x 16 bytes", "--max-length", "--memory-limit"):
+        assert part in words
+
+
+def test_time_that_ends_before_anything_fitted_is_said(model, tmp_path):
+    """It is not told as a lack of memory."""
+    machine = ArithmeticMachine(limit_bytes=10**6, base_secs=100.0)
+    with pytest.raises(RunError, match="--seconds"):
+        run_search(model, tmp_path, machine, seconds=50)
+
+
+@pytest.mark.parametrize("seconds", [20.0, 60.0, 300.0])
+def test_a_search_keeps_to_its_seconds(model, tmp_path, seconds):
+    """No trial is started that is predicted to end too late, none may run past the end."""
+    machine = ArithmeticMachine(limit_bytes=10**6, base_secs=0.5, secs_per_token=0.01)
+    result = run_search(model, tmp_path, machine, seconds=seconds)
+    assert machine.now <= seconds
+    assert fits(result.winner)
+
+
+def test_an_error_ends_the_search_at_once(model, tmp_path):
+    """Only a real out-of-memory shrinks the size; a bug is told in its own words."""
+    machine = ArithmeticMachine(limit_bytes=10**6, error="RuntimeError: shape mismatch")
+    with pytest.raises(RunError, match="shape mismatch"):
+        run_search(model, tmp_path, machine)
+    assert 1 == machine.num_trials
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_flaky_size_is_stepped_twice_before_it_wins(model, tmp_path, seed):
+    """Of a machine that fails at random, a winner at the edge of memory fitted twice."""
+    machine = ArithmeticMachine(limit_bytes=700, base_secs=1.0, flaky=random.Random(seed))
+    result = run_search(model, tmp_path, machine, fixed=ONE_SET)
+    again = [t for t in result.trials if t.candidate == result.winner.candidate]
+    assert [True] * (2 if result.stopped_by == "oom" else 1) == [fits(t) for t in again]
+    assert machine.num_trials < 40
+
+
+def test_a_fixed_size_is_the_only_size(model, tmp_path):
+    """What the user fixed is stepped as it is."""
+    result = run_search(
+        model,
+        tmp_path,
+        ArithmeticMachine(limit_bytes=10**6),
+        overrides=["data.max_token_len_per_gpu=300"],
+        fixed={"data.max_token_len_per_gpu"},
+    )
+    assert {300} == {trial.candidate.max_token_len_per_gpu for trial in result.trials}
+
+
+# ---- verdict -----------------------------------------------------------------
+
+
+def flat(config) -> dict:
+    plain = {k: v for k, v in config.items() if k not in ("tuning", "schema_version")}
+    return {f"{s}.{key}": v for s, section in plain.items() for key, v in section.items()}
+
+
+@pytest.fixture
+def verdict(model, tmp_path):
+    config = config_of(model, "optim.lr=3e-4", "data.train_batch_size=20", "model.init=random")
+    result = run_search(model, tmp_path, ArithmeticMachine(limit_bytes=700, base_secs=1.0))
+    return {
+        "config": config,
+        "result": result,
+        "certificate": certify(plan_of(result.winner.candidate), result.winner),
+        "gpu": "cpu",
+        "spec": read_model_spec(model),
+        "environment": {"torch": "2.13.0", "transformers": "5.24.0", "liger_kernel": None},
+    }
+
+
+def test_tuning_writes_nothing_but_tunable_keys(verdict):
+    """What is learned cannot change: only TUNABLE_KEYS and the number of ranks differ."""
+    before, after = flat(verdict["config"]), flat(tuned_config(**verdict))
+    changed = {key for key in before if before[key] != after[key]}
+    assert changed <= {*TUNABLE_KEYS, "trainer.nproc_per_node", "trainer.nnodes"}
+
+
+def test_a_verdict_reads_back_as_the_winner(verdict, tmp_path):
+    """The written config holds the winner's candidate, with its evidence below."""
+    winner = verdict["result"].winner
+    path = write_verdict(**verdict, path=tmp_path / "tuned.yaml")
+    assert winner.candidate == candidate_of(resolve(load_config(path)))
+    tuning = yaml.safe_load(path.read_text())["tuning"]
+    assert winner.trial_id == tuning["winner"]["trial_id"] == tuning["certificate"]["proven_by"]
+    assert {"binding", "reason", "fallbacks", "law_key", "searched"} <= set(tuning)
+
+
+# ---- search, on real steps ---------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_real_search_ends_where_memory_does(model, tmp_path, packed):
+    """Under a real limit the largest size was stepped and fits; the next was stepped and fails."""
+    limit = 6 * MIB
+    config = config_of(model, f"model.use_remove_padding={packed}", "model.loss_kernel=logits")
+    with ProbeRunner(
+        out_dir=tmp_path / "probes",
+        config=config,
+        num_ranks=1,
+        memory_limit_bytes=limit,
+        environment={},
+    ) as runner:
+        result = search(
+            config=resolve(config),
+            spec=read_model_spec(model),
+            prober=runner,
+            plan_of=lambda candidate: plan_of(candidate, batch=60),
+            num_ranks=1,
+            fixed_keys=ONE_SET,
+            seconds=None,
+            out_dir=tmp_path,
+        )
+    (searched,) = result.searched
+    assert "oom" == searched.stopped_by
+    fitting = [trial for trial in result.trials if fits(trial)]
+    failing = [trial for trial in result.trials if trial.outcome == "oom"]
+    assert max(t.peak_reserved_bytes for t in fitting) <= limit
+    first_failing = min(failing, key=lambda t: t.candidate.size)
+    last_fitting = max(fitting, key=lambda t: load_tokens(t.load))
+    between = load_tokens(first_failing.load) - load_tokens(last_fitting.load)
+    assert searched.largest + 1 == first_failing.candidate.size or (packed and between < 8)
