@@ -54,8 +54,8 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     },
     {
         "api": (
-            *("inputs", "profile_command", "tune_command", "probe_command", "launch_command"),
-            *("run_command", "demo_command"),
+            *("inputs", "profile_command", "tune_command", "probe_command", "certifying"),
+            *("launch_command", "run_command", "demo_command"),
         )
     },
     {"__init__": (), "cli": None, "__main__": ()},  # __init__ offers what api holds

@@ -92,8 +92,10 @@ def read_inputs(config: Config, *, progress: RowProgress | None = None) -> Input
     )
 
 
-def check_inputs(inputs: Inputs, plan: Plan) -> list[str]:
+def check_inputs(inputs: Inputs, plan: Plan, *, needs_weights: bool) -> list[str]:
     """Return the warnings of the rules that look at rows, model and batch arithmetic.
+
+    Tuning needs no weights, training does.
 
     Raises:
         ConfigError: if a rule refuses; PlanError if the token budget is below the longest row.
@@ -107,6 +109,7 @@ def check_inputs(inputs: Inputs, plan: Plan) -> list[str]:
             inputs.spec,
             longest_row=longest,
             largest_id=largest_token_id(tokenizer_dir(inputs.config)),
+            needs_weights=needs_weights,
         ),
         *check_batch(plan),
     ]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from autobatch import launching
+from autobatch.api.certifying import certified, check_on_stale
 from autobatch.api.inputs import (
     DEFAULT_OUT,
     TUNED_FILE,
@@ -21,21 +20,16 @@ from autobatch.api.inputs import (
     check_inputs,
     read_inputs,
 )
-from autobatch.config import Config, candidate_of, load_config, resolve, with_values
-from autobatch.errors import ConfigError, StaleError
-from autobatch.hardware.environment import describe, num_cores
+from autobatch.config import Config, candidate_of, load_config, resolve
+from autobatch.errors import StaleError
+from autobatch.hardware.environment import num_cores
 from autobatch.hardware.limit import cpu_memory_limit
 from autobatch.plan.epochs import Plan, num_steps, order_hash
 from autobatch.preflight.batch import arithmetic
 from autobatch.preflight.rule import warnings_or_raise
 from autobatch.preflight.run import check_run
-from autobatch.records import Trial
-from autobatch.storage import from_plain, to_plain
 from autobatch.training import checkpoints
-from autobatch.tuning.certificate import certify, recertify
 from autobatch.units import format_gib, format_secs
-
-ON_STALE = ("refuse", "warn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +66,7 @@ def launch(
         AutobatchError: if a check refuses or training fails; StaleError if the config no longer
             describes the data or the machine; NothingFitsError if it ran out of memory.
     """
-    if on_stale not in ON_STALE:
-        raise ConfigError(f"--on-stale {on_stale} is unknown; use {' or '.join(ON_STALE)}")
+    check_on_stale(on_stale)
     path = Path(config) if config is not None else Path(out) / TUNED_FILE
     loaded = load_config(path, overrides)
     resolved = resolve(loaded)
@@ -84,7 +77,7 @@ def launch(
     _introduce(path, inputs, plan, talk)
     run_dir = Path(resolved.trainer.output_dir)
     for message in [
-        *check_inputs(inputs, plan),
+        *check_inputs(inputs, plan, needs_weights=True),
         *(
             finding.message
             for finding in warnings_or_raise(
@@ -93,7 +86,10 @@ def launch(
         ),
     ]:
         talk(f"warning: {message}")
-    loaded = _certified(loaded, inputs, plan, on_stale=on_stale, talk=talk)
+    loaded = certified(
+        loaded, inputs, plan, run_dir=run_dir, on_stale=on_stale, dry_run=dry_run, talk=talk
+    )
+    resolved = resolve(loaded)
     limit = _memory_limit(resolved, talk)
     assert inputs.profile.cache_dir is not None
     cache_dir = Path(inputs.profile.cache_dir)
@@ -156,50 +152,6 @@ def _introduce(path: Path, inputs: Inputs, plan: Plan, talk: Talk) -> None:
         f"data {', '.join(config.data.train_files)}"
     )
     talk(arithmetic(plan))
-
-
-def _certified(
-    loaded: DictConfig, inputs: Inputs, plan: Plan, *, on_stale: str, talk: Talk
-) -> DictConfig:
-    """Return the config with the certificate of this very plan.
-
-    Raises:
-        StaleError: if the evidence does not cover what is here.
-    """
-    config = inputs.config
-    tuning = config.tuning
-    if tuning is None:
-        talk("warning: this config was never tuned, so nothing proves that it fits in memory")
-        return loaded
-    proven = from_plain(Trial, tuning["winner"], where="tuning.winner")
-    changed = []
-    key, here = tuning["law_key"], describe(device=config.trainer.device)
-    for name in ("torch", "transformers"):
-        if key.get(name) != here.get(name):
-            changed.append(f"{name} was {key.get(name)}, here it is {here.get(name)}")
-    if key.get("model") != inputs.spec.config_hash:
-        changed.append("the model's shape is another one")
-    if candidate_of(config).toggles != proven.candidate.toggles:
-        changed.append("toggles of the engine were changed")
-    if plan.settings.data_parallel_size != proven.data_parallel_size:
-        changed.append(
-            f"tuned for {proven.data_parallel_size} rank(s), now {plan.settings.data_parallel_size}"
-        )
-    certificate = recertify(plan, proven=proven)
-    if certificate is None:
-        changed.append("the worst micro-batch is larger than the one that was stepped")
-    elif certificate.plan_hash != tuning["certificate"]["plan_hash"]:
-        talk(
-            "the micro-batches are other ones than when tuned; all "
-            f"{certificate.num_micro_batches:,} were replayed, none is larger than the proven one"
-        )
-    if changed:
-        sentence = f"the tuned config is stale: {'; '.join(changed)}"
-        if on_stale == "refuse":
-            raise StaleError(f"{sentence}; run `autobatch tune` again, or launch --on-stale warn")
-        talk(f"warning: {sentence}; it is launched all the same, unproven")
-        certificate = replace(certify(plan, proven), proven_by=None)
-    return with_values(loaded, {"tuning": {**tuning, "certificate": to_plain(certificate)}})
 
 
 def _memory_limit(config: Config, talk: Talk) -> int:

@@ -15,7 +15,7 @@ from autobatch.model import read_model_spec
 from autobatch.probing.runner import ProbeRunner, error_of
 from autobatch.records import Load, Trial
 from autobatch.storage import make_out_dir
-from autobatch.units import round_up
+from autobatch.units import parse_size, round_up
 
 DEFAULT_TIMEOUT_SECS = 900.0
 
@@ -29,8 +29,8 @@ def probe(
     out: str | Path = DEFAULT_OUT,
     device: str | None = None,
     num_gpus: int = 1,
-    memory_limit: int | None = None,
-    headroom: int | None = None,
+    memory_limit: str | int | None = None,
+    headroom: str | int | None = None,
     seconds: float | None = None,
     overrides: Sequence[str] = (),
     talk: Talk,
@@ -68,7 +68,9 @@ def probe(
     )
     read_model_spec(absolute(model))
     limit = cpu_memory_limit(
-        num_local_ranks=num_gpus, memory_limit_bytes=memory_limit, headroom_bytes=headroom or 0
+        num_local_ranks=num_gpus,
+        memory_limit_bytes=None if memory_limit is None else parse_size(memory_limit),
+        headroom_bytes=0 if headroom is None else parse_size(headroom),
     )
     out_dir = make_out_dir(Path(out))
     padded_to = None if tokens is not None else round_up(length, 8)

@@ -35,7 +35,7 @@ from autobatch.storage import make_out_dir, read_record
 from autobatch.tuning.certificate import certify
 from autobatch.tuning.search import SearchResult, search
 from autobatch.tuning.verdict import write_verdict
-from autobatch.units import format_gib, round_up
+from autobatch.units import format_gib, parse_size, round_up
 
 DEFAULT_CPU_SECS = 600.0
 SWITCHES = {"auto": None, "on": True, "off": False}
@@ -60,8 +60,8 @@ def tune(
     out: str | Path = DEFAULT_OUT,
     device: str | None = None,
     num_gpus: int = 1,
-    memory_limit: int | None = None,
-    headroom: int | None = None,
+    memory_limit: str | int | None = None,
+    headroom: str | int | None = None,
     train_batch_size: int | None = None,
     max_length: int | None = None,
     remove_padding: str = "auto",
@@ -105,8 +105,8 @@ def tune(
     resolved = resolve(config)
     limit = cpu_memory_limit(
         num_local_ranks=num_gpus,
-        memory_limit_bytes=memory_limit,
-        headroom_bytes=headroom or 0,
+        memory_limit_bytes=None if memory_limit is None else parse_size(memory_limit),
+        headroom_bytes=0 if headroom is None else parse_size(headroom),
     )
     _tell_and_check(inputs, resolved, out_dir, limit, talk)
     environment = describe(device="cpu")
@@ -269,7 +269,7 @@ def _with_batch_defaults(
 def _tell_and_check(inputs: Inputs, config: Config, out_dir: Path, limit: int, talk: Talk) -> None:
     smallest = Candidate(toggles=Toggles(use_remove_padding=False), micro_batch_size_per_gpu=1)
     plan = inputs.plan(smallest, num_ranks=config.trainer.nproc_per_node)
-    warnings = check_inputs(inputs, plan)
+    warnings = check_inputs(inputs, plan, needs_weights=False)
     findings = warnings_or_raise(
         check_run(config, Path(config.trainer.output_dir), num_cores=num_cores(), torchrun_args=())
     )

@@ -11,15 +11,12 @@ import autobatch
 from autobatch.cli.options import (
     KEY_OPTIONS,
     PassThrough,
-    Size,
     data_options,
     machine_options,
     out_options,
     split_settings,
     tune_options,
 )
-
-__all__ = ["Size", "main"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -9,21 +9,10 @@ from typing import Any, TypeVar
 import click
 
 from autobatch.api.inputs import DEFAULT_OUT
-from autobatch.units import parse_size
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 KEY_OPTIONS = ("prompt_key", "response_key", "messages_key", "text_key", "tools_key")
-
-
-class Size(click.ParamType):
-    """A size such as 6GiB, 80GB or bytes; checked by the command, not by the parser."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Return bytes."""
-        return parse_size(value)
 
 
 class PassThrough(click.Command):
@@ -101,11 +90,11 @@ def machine_options(command: Command) -> Command:
             ),
             click.option(
                 "--memory-limit",
-                type=Size(),
+                metavar="SIZE",
                 help="Most bytes one rank may take, e.g. 6GiB; default: all that is available.",
             ),
             click.option(
-                "--headroom", type=Size(), help="Bytes of each rank to keep free, e.g. 1GiB."
+                "--headroom", metavar="SIZE", help="Bytes of each rank to keep free, e.g. 1GiB."
             ),
         ),
         command,

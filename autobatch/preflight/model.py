@@ -10,10 +10,15 @@ from autobatch.records import ModelSpec
 
 
 def check_model(
-    config: Config, spec: ModelSpec, *, longest_row: int, largest_id: int | None
+    config: Config,
+    spec: ModelSpec,
+    *,
+    longest_row: int,
+    largest_id: int | None,
+    needs_weights: bool,
 ) -> Iterator[Finding]:
     """Look at weights, positions and vocabulary. `longest_row` is in tokens, after the cut."""
-    if not spec.has_weights and config.model.init == "pretrained":
+    if needs_weights and not spec.has_weights and config.model.init == "pretrained":
         yield refuse(
             "no_weights",
             f"{spec.path} holds no weights (*.safetensors); give a directory with weights, "

@@ -1,0 +1,135 @@
+"""Whether a tuned config still describes the data and the machine, and proof anew if not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from autobatch.api.inputs import Inputs, Talk
+from autobatch.config import candidate_of, with_values
+from autobatch.errors import ConfigError, StaleError
+from autobatch.hardware.environment import describe
+from autobatch.plan.epochs import Plan
+from autobatch.plan.worst import worst_micro_batch
+from autobatch.probing.runner import ProbeRunner, error_of
+from autobatch.records import Certificate, Trial, fits
+from autobatch.storage import from_plain, to_plain
+from autobatch.tuning.certificate import certify, recertify
+from autobatch.tuning.space import load_of
+from autobatch.units import format_gib
+
+ON_STALE = ("refuse", "warn")
+_TIMEOUT_SECS = 900.0
+
+
+def check_on_stale(on_stale: str) -> None:
+    """Refuse an unknown value.
+
+    Raises:
+        ConfigError: naming the known ones.
+    """
+    if on_stale not in ON_STALE:
+        raise ConfigError(f"--on-stale {on_stale} is unknown; use {' or '.join(ON_STALE)}")
+
+
+def certified(
+    loaded: DictConfig,
+    inputs: Inputs,
+    plan: Plan,
+    *,
+    run_dir: Path,
+    on_stale: str,
+    dry_run: bool,
+    talk: Talk,
+) -> DictConfig:
+    """Return the config with the certificate of this very plan.
+
+    The plan is replayed. Where its worst micro-batch is larger than the one that was stepped
+    (other rows, another seed, more epochs), that one is stepped now, under the same limit.
+
+    Raises:
+        StaleError: if model, versions, toggles or ranks changed, or the new worst micro-batch
+            does not fit.
+    """
+    tuning = inputs.config.tuning
+    if tuning is None:
+        talk("warning: this config was never tuned, so nothing proves that it fits in memory")
+        return loaded
+    proven = from_plain(Trial, tuning["winner"], where="tuning.winner")
+    changed = _changes(tuning, inputs, plan, proven)
+    if changed:
+        sentence = f"the tuned config is stale: {'; '.join(changed)}"
+        if on_stale == "refuse":
+            raise StaleError(f"{sentence}; run `autobatch tune` again, or launch --on-stale warn")
+        talk(f"warning: {sentence}; it is launched all the same, unproven")
+        return _with(loaded, tuning, replace(certify(plan, proven), proven_by=None), proven)
+    certificate = recertify(plan, proven=proven)
+    if certificate is not None:
+        if certificate.plan_hash != tuning["certificate"]["plan_hash"]:
+            talk(
+                "the micro-batches are other ones than when tuned; all "
+                f"{certificate.num_micro_batches:,} were replayed, none is larger than the "
+                "proven one"
+            )
+        return _with(loaded, tuning, certificate, proven)
+    if dry_run:
+        talk("the worst micro-batch is larger than the proven one; launch will step it first")
+        return loaded
+    trial = _step_worst(loaded, inputs, plan, proven, run_dir, talk)
+    return _with(loaded, tuning, certify(plan, trial), trial)
+
+
+def _changes(tuning: dict[str, Any], inputs: Inputs, plan: Plan, proven: Trial) -> list[str]:
+    changed = []
+    key, here = tuning["law_key"], describe(device=inputs.config.trainer.device)
+    for name in ("torch", "transformers"):
+        if key.get(name) != here.get(name):
+            changed.append(f"{name} was {key.get(name)}, here it is {here.get(name)}")
+    if key.get("model") != inputs.spec.config_hash:
+        changed.append("the model's shape is another one")
+    if candidate_of(inputs.config).toggles != proven.candidate.toggles:
+        changed.append("toggles of the engine were changed")
+    ranks = plan.settings.data_parallel_size
+    if ranks != proven.data_parallel_size:
+        changed.append(f"tuned for {proven.data_parallel_size} rank(s), now {ranks}")
+    return changed
+
+
+def _step_worst(
+    loaded: DictConfig, inputs: Inputs, plan: Plan, proven: Trial, run_dir: Path, talk: Talk
+) -> Trial:
+    micro_batch, worst = worst_micro_batch(plan)
+    talk(
+        f"the worst micro-batch is larger than the proven one: {worst.tokens:,} tokens at step "
+        f"{worst.step + 1}; stepping it under {format_gib(proven.memory_limit_bytes)}"
+    )
+    probes = run_dir.parent / "probes"
+    with ProbeRunner(
+        out_dir=probes,
+        config=loaded,
+        num_ranks=proven.data_parallel_size,
+        memory_limit_bytes=proven.memory_limit_bytes,
+        environment=describe(device=inputs.config.trainer.device),
+    ) as runner:
+        trial = runner.run(
+            candidate_of(inputs.config), load_of(micro_batch), timeout_secs=_TIMEOUT_SECS
+        )
+    if trial.outcome == "error":
+        raise error_of(trial, out_dir=probes)
+    if not fits(trial):
+        raise StaleError(
+            f"the tuned config is stale: its worst micro-batch now has {worst.tokens:,} tokens "
+            f"and does not fit ({trial.outcome}); run `autobatch tune` again"
+        )
+    talk(f"it fits: {format_gib(trial.peak_reserved_bytes)}")
+    return trial
+
+
+def _with(
+    loaded: DictConfig, tuning: dict[str, Any], certificate: Certificate, proven: Trial
+) -> DictConfig:
+    evidence = {"winner": to_plain(proven), "certificate": to_plain(certificate)}
+    return with_values(loaded, {"tuning": {**tuning, **evidence}})
