@@ -66,7 +66,9 @@ def test_any_cut_gives_the_same_step(
 
 
 @pytest.mark.parametrize("kernel", ["logits", "chunked"])
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize(
+    "checkpointing", ["none", "selective", "selective_matmul", "every_2", "full"]
+)
 def test_toggles_give_the_same_step(
     model: Path, whole_batch: dict[str, float], kernel: str, checkpointing: str
 ) -> None:
@@ -136,10 +138,12 @@ def test_non_finite_loss_leaves_the_weights(model: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"model__gradient_checkpointing": "selective"}, "gradient_checkpointing=selective"),
+        ({"model__compile": True}, "model.compile=True needs CUDA"),
         ({"model__use_liger": True}, "model.use_liger=True"),
         ({"model__loss_kernel": "fused"}, "model.loss_kernel=fused"),
-        ({"model__lora_rank": 8}, "model.lora_rank=8"),
+        ({"model__quantization": "nf4"}, "model.quantization=nf4"),
+        ({"model__lora_rank": 8, "model__target_modules": "[lm_head]"}, "names lm_head"),
+        ({"model__lora_rank": 8, "model__target_modules": "[q_porj]"}, "q_porj"),
         ({"model__attn_implementation": "varlen"}, "attn_implementation=varlen"),
         ({"engine__cpu_offload": True}, "engine.cpu_offload=True"),
     ],

@@ -36,10 +36,11 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
             *("cache", "planning", "lengths", "advice", "conversion", "findings", "profiling"),
         ),
         "engine": (
-            *("account", "device", "attention", "loss", "activations", "sharding"),
-            *("optimizer", "tensors", "weights", "build", "step", "state"),
+            *("account", "allocator", "device", "attention", "loss", "activations", "sharding"),
+            *("optimizer", "tensors", "liger", "adapters", "weights", "checks"),
+            *("language_model", "build", "step", "state"),
         ),
-        "reporting": ("sources", "tables", "pictures", "progress", "page"),
+        "reporting": ("sources", "tables", "cards", "pictures", "progress", "page"),
     },
     {
         "probing": ("overhead", "roofline", "simulate", "worker", "verify", "runner"),
@@ -55,7 +56,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     {
         "api": (
             *("inputs", "profile_command", "tune_command", "probe_command", "certifying"),
-            *("launch_command", "run_command", "demo_command"),
+            *("launch_command", "run_command", "demo_command", "gpus_command"),
         )
     },
     {"__init__": (), "cli": None, "__main__": ()},  # __init__ offers what api holds
@@ -209,7 +210,7 @@ def test_no_room_bears_the_name_of_a_public_function():
         for alias in node.names
         if alias.name.islower()
     }
-    assert {"launch", "probe", "profile", "run", "tune", "demo"} == functions
+    assert {"launch", "probe", "profile", "run", "tune", "demo", "gpus"} == functions
     # api.demo chains the commands on what the room demo writes; it is called as api.demo
     assert set() == (functions & set(FLOOR_OF)) - {"demo"}
 

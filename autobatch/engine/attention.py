@@ -8,14 +8,19 @@ real token looks right.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 # transformers treats names with "flash", "sdpa" or "flex" in them specially, so ours have none.
 REGISTERED_NAME = "autobatch_rows"
+
+# torch 2.11 takes fewer key/value heads as they are; later ones want to be told.
+_GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 # Attention forms that change the result and that this module does not compute.
 _REFUSED_KWARGS = ("s_aux", "sinks")
@@ -39,15 +44,20 @@ def attend(
     sliding_window: int | None = None,
     softcap: float | None = None,
     row_lengths: tuple[int, ...] | None = None,
+    cu_seqlens: torch.Tensor | None = None,  # (N + 1,) int32
+    longest_row: int = 0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend causally within each row.
 
-    `row_lengths` lists the rows of a packed line; None means a padded batch.
+    A packed line is told either by `cu_seqlens` with an upper bound of its longest row (CUDA's
+    varlen kernel, which takes key/value heads unexpanded) or by `row_lengths` (row by row, on any
+    device); neither means a padded batch.
     Returns (B, T, H, D) and no weights, as transformers expects.
 
     Raises:
-        NotImplementedError: for attention masks, dropout, or attention sinks.
+        NotImplementedError: for attention masks, dropout, attention sinks, or a softcap in the
+            varlen kernel.
     """
     if (
         attention_mask is not None
@@ -58,6 +68,15 @@ def attend(
             f"{type(module).__name__} asks for a mask, dropout or attention sinks, which packed "
             "rows cannot have; use a model without them"
         )
+    if cu_seqlens is not None:
+        if softcap is not None:
+            raise NotImplementedError(
+                f"{type(module).__name__} caps its attention scores, which the varlen kernel "
+                "cannot; use model.attn_implementation=reference"
+            )
+        return _attend_varlen(
+            query, key, value, cu_seqlens, longest_row, scaling, sliding_window
+        ), None
     if row_lengths is None:
         rows = [(query, key, value)]
     else:
@@ -71,6 +90,35 @@ def attend(
     ]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return output.transpose(1, 2), None
+
+
+def _attend_varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    longest_row: int,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """Return (1, T, H, D). Inputs in float32 (adapters, norms) are brought to bfloat16."""
+    dtype = query.dtype if query.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
+    q, k, v = (t.squeeze(0).transpose(0, 1).to(dtype) for t in (query, key, value))
+    left = -1 if sliding_window is None else sliding_window - 1
+    grouped = _GROUPED if q.shape[1] != k.shape[1] else {}
+    output = varlen_attn(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        longest_row,
+        longest_row,
+        scale=scaling,
+        window_size=(left, 0),
+        **grouped,
+    )
+    return output.unsqueeze(0)
 
 
 def _attend_row(

@@ -5,75 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from autobatch.config import Config, toggles_of
 from autobatch.engine.activations import apply_gradient_checkpointing
+from autobatch.engine.adapters import adapted_modules, add_adapters
 from autobatch.engine.attention import register_attention
+from autobatch.engine.checks import check_toggles
 from autobatch.engine.device import Device
-from autobatch.engine.loss import LOSS_KERNELS, Head, chunk_tokens, token_loss, zero_loss
+from autobatch.engine.language_model import LanguageModel
+from autobatch.engine.liger import apply_liger
+from autobatch.engine.loss import chunk_tokens
 from autobatch.engine.optimizer import make_optimizer
 from autobatch.engine.sharding import DTYPES, MasterWeights, shard_module
-from autobatch.engine.tensors import MicroBatchTensors
 from autobatch.engine.weights import CheckpointWeights, RandomWeights, WeightSource
-from autobatch.errors import ConfigError, ModelError
-from autobatch.records import Toggles
-
-# Attention by toggle: how the CPU computes each. Both run in `attention.attend`.
-CPU_ATTENTION = {True: "reference", False: "sdpa"}  # by use_remove_padding
-
-
-class LanguageModel(torch.nn.Module):
-    """A causal language model whose forward pass returns the summed loss.
-
-    The loss is part of the forward pass, so that under FSDP the head's weight is whole there.
-    """
-
-    def __init__(self, causal_lm: PreTrainedModel, *, loss_kernel: str, chunk: int) -> None:
-        super().__init__()
-        self.causal_lm = causal_lm
-        self._loss_kernel = loss_kernel
-        self._chunk = chunk
-
-    def forward(self, batch: MicroBatchTensors) -> torch.Tensor:
-        """Return the float32 sum of the cross-entropies of the micro-batch's labels, ()."""
-        hidden = self.hidden_states(batch).flatten(0, 1)  # (T, H)
-        head = self._head()
-        if batch.num_label_tokens == 0:
-            return zero_loss(hidden[:1], head)
-        return token_loss(
-            hidden.index_select(0, batch.label_index),
-            batch.labels,
-            head,
-            kernel=self._loss_kernel,
-            chunk=self._chunk,
-        )
-
-    def hidden_states(self, batch: MicroBatchTensors) -> torch.Tensor:
-        """Return the decoder's last hidden states: (1, T, H) packed, (N, L, H) padded."""
-        packed = batch.cu_seqlens is not None
-        output = self.causal_lm.get_decoder()(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            row_lengths=batch.row_lengths if packed else None,
-        )
-        return output[0]
-
-    def _head(self) -> Head:
-        lm_head = self.causal_lm.get_output_embeddings()
-        config = self.causal_lm.config
-        scale = getattr(config, "logit_scale", None) or 1.0  # Cohere multiplies
-        scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite divides
-        return Head(
-            weight=lm_head.weight,
-            bias=getattr(lm_head, "bias", None),
-            softcap=getattr(config, "final_logit_softcapping", None),
-            scale=scale,
-        )
+from autobatch.errors import ModelError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,20 +47,33 @@ def build(config: Config, device: Device, *, random_init: bool) -> Engine:
         ModelError: for a model that cannot be built or whose weights do not match.
     """
     toggles = toggles_of(config)
-    _check_toggles(toggles, config)
+    check_toggles(toggles, config)
     with device.phase("build"):
         model = _meta_model(config)
+        if toggles.use_liger:
+            apply_liger(model)
+        if config.model.lora_rank:
+            add_adapters(model, config.model, dtype=DTYPES[config.engine.state_dtype])
         source: WeightSource
         if random_init or config.model.init == "random":
             source = RandomWeights(model, seed=config.data.seed)
         else:
-            source = CheckpointWeights(model, Path(str(config.model.path)))
+            source = CheckpointWeights(model, Path(str(config.model.path)), seed=config.data.seed)
         apply_gradient_checkpointing(model, toggles.gradient_checkpointing)
         model.train()
         chunk = toggles.loss_chunk_tokens or chunk_tokens(
             hidden_size=model.config.hidden_size, vocab_size=model.config.vocab_size
         )
-        module = LanguageModel(model, loss_kernel=toggles.loss_kernel, chunk=chunk)
+        module = LanguageModel(
+            model,
+            loss_kernel=toggles.loss_kernel,
+            chunk=chunk,
+            use_varlen=toggles.attn_implementation == "varlen",
+            max_length=config.data.max_length,
+        )
+        if toggles.compile:
+            for layer in model.get_decoder().layers:
+                layer.compile()
         _allocate(module, source, device, config)
         prefix = "causal_lm."
         named = dict(module.named_parameters())
@@ -131,32 +92,6 @@ def build(config: Config, device: Device, *, random_init: bool) -> Engine:
     )
 
 
-def _check_toggles(toggles: Toggles, config: Config) -> None:
-    refused: dict[str, Any] = {
-        "model.use_liger": toggles.use_liger,
-        "model.compile": toggles.compile,
-        "engine.cpu_offload": toggles.cpu_offload,
-        "model.lora_rank": config.model.lora_rank,
-        "model.quantization": config.model.quantization,
-    }
-    for key, value in refused.items():
-        if value:
-            raise ConfigError(
-                f"{key}={value} does not work on the CPU in this version; leave it out"
-            )
-    if toggles.loss_kernel not in LOSS_KERNELS:
-        raise ConfigError(
-            f"model.loss_kernel={toggles.loss_kernel} does not work on the CPU; "
-            f"use {' or '.join(sorted(LOSS_KERNELS))}"
-        )
-    attention = CPU_ATTENTION[toggles.use_remove_padding]
-    if toggles.attn_implementation != attention:
-        raise ConfigError(
-            f"model.attn_implementation={toggles.attn_implementation} does not work on the CPU "
-            f"with model.use_remove_padding={toggles.use_remove_padding}; use {attention} or auto"
-        )
-
-
 def _meta_model(config: Config) -> PreTrainedModel:
     """Return the model without storage, in the precision of the master weights."""
     path = str(config.model.path)
@@ -166,7 +101,7 @@ def _meta_model(config: Config) -> PreTrainedModel:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 hf_config,
-                dtype=DTYPES[config.engine.state_dtype],
+                dtype=_base_dtype(config),
                 attn_implementation=register_attention(),
             )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -178,6 +113,12 @@ def _meta_model(config: Config) -> PreTrainedModel:
             "cannot have; set it to 0 in its config.json"
         )
     return model
+
+
+def _base_dtype(config: Config) -> torch.dtype:
+    """Return the precision the model is kept in: a frozen one needs no master weights."""
+    frozen = config.model.lora_rank > 0
+    return DTYPES[config.engine.param_dtype if frozen else config.engine.state_dtype]
 
 
 def _allocate(module: LanguageModel, source: WeightSource, device: Device, config: Config) -> None:
@@ -244,3 +185,8 @@ def _all_named_parameters(
 
 def _nothing() -> None:
     pass
+
+
+def adapted(engine: Engine) -> list[str]:
+    """Return the modules that LoRA adapts, none in full fine-tuning."""
+    return adapted_modules(list(engine.named_parameters))

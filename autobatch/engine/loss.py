@@ -69,6 +69,30 @@ def _logits(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     return logits
 
 
+def _fused_kernel(
+    hidden: torch.Tensor, labels: torch.Tensor, head: Head, chunk: int
+) -> torch.Tensor:
+    """Liger's Triton kernel: gradients are made in the forward pass, a chunk at a time."""
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    num_labels, hidden_size = hidden.shape
+    vocab_size = head.weight.shape[0]
+    # Liger takes next_power_of_2(N / ceil(V / (const * H))) positions at a time.
+    const = max(1, round(chunk * vocab_size / (num_labels * hidden_size)))
+    if head.scale != 1.0:
+        hidden = hidden * head.scale
+    return liger_fused_linear_cross_entropy(
+        hidden,
+        head.weight,
+        labels,
+        bias=head.bias,
+        reduction="sum",
+        softcap=head.softcap,
+        accum_dtype=torch.float32,
+        chunk_mem_const=const,
+    )
+
+
 def _summed(hidden: torch.Tensor, labels: torch.Tensor, head: Head) -> torch.Tensor:
     return cross_entropy(_logits(hidden, head).float(), labels, reduction="sum")
 
@@ -90,7 +114,9 @@ def _chunked_kernel(
     return total
 
 
+# `fused` needs CUDA and Liger.
 LOSS_KERNELS: dict[str, Callable[[torch.Tensor, torch.Tensor, Head, int], torch.Tensor]] = {
     "logits": _logits_kernel,
     "chunked": _chunked_kernel,
+    "fused": _fused_kernel,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
+from autobatch.engine.adapters import write_adapter
 from autobatch.engine.build import Engine
 from autobatch.engine.sharding import DTYPES
 from autobatch.storage import write_json
@@ -56,6 +58,9 @@ def export_hf(
     appears whole or not at all.
     """
     dtype = DTYPES[engine.config.engine.param_dtype]
+    if engine.config.model.lora_rank:
+        _export_adapter(engine, directory, tokenizer_path)
+        return
     partial = directory.with_name(f".{directory.name}.partial")
     writer = _ShardWriter(partial, shard_bytes) if engine.device.rank == 0 else None
     for name, parameter in engine.named_parameters.items():
@@ -75,14 +80,35 @@ def export_hf(
         dist.barrier()
 
 
+def _export_adapter(engine: Engine, directory: Path, tokenizer_path: Path) -> None:
+    tensors = {}
+    for name, parameter in engine.named_parameters.items():
+        if parameter.requires_grad:
+            tensor = parameter.detach()
+            tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            tensors[name] = tensor.cpu().contiguous()
+    if engine.device.rank == 0:
+        partial = directory.with_name(f".{directory.name}.partial")
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        write_adapter(partial, tensors, engine.config.model)
+        _copy_files(tokenizer_path, TOKENIZER_FILES, partial)
+        if directory.exists():
+            shutil.rmtree(directory)
+        partial.rename(directory)
+    if engine.device.mesh is not None:
+        dist.barrier()
+
+
 def _state(engine: Engine) -> dict[str, Any]:
     """Return every tensor of the run state by name; moments that do not exist yet are made."""
     state: dict[str, Any] = {}
     step = 0.0
     for name, parameter in engine.named_parameters.items():
-        state[f"model.{name}"] = parameter.detach()
         if not parameter.requires_grad:
-            continue
+            continue  # a frozen base is not run state
+        state[f"model.{name}"] = parameter.detach()
         moments = engine.optimizer.state[parameter]
         if not moments:
             moments["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -150,7 +176,11 @@ def _write_model_files(
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(directory)
     source = Path(str(engine.config.model.path))
-    for folder, names in ((source, ("generation_config.json",)), (tokenizer_path, TOKENIZER_FILES)):
-        for name in names:
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, directory / name)
+    _copy_files(source, ("generation_config.json",), directory)
+    _copy_files(tokenizer_path, TOKENIZER_FILES, directory)
+
+
+def _copy_files(source: Path, names: Sequence[str], target: Path) -> None:
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)

@@ -6,10 +6,12 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
 from autobatch.engine.build import Engine
+from autobatch.engine.device import secs_between
 from autobatch.engine.tensors import MicroBatchTensors
 
 
@@ -42,23 +44,16 @@ def optimizer_step(
     Raises:
         NonFiniteError: before the weights change.
     """
-    start = time.perf_counter()
     device = engine.device
-    counts = device.sum_over_ranks(
-        torch.tensor(
-            [
-                sum(m.num_label_tokens for m in micro_batches),
-                sum(m.num_tokens for m in micro_batches if m.num_label_tokens),
-            ],
-            device=device.torch_device,
-        )
+    began = time.perf_counter()
+    marks = [device.mark()]
+    num_label_tokens, num_tokens = device.sum_counts(
+        sum(m.num_label_tokens for m in micro_batches),
+        sum(m.num_tokens for m in micro_batches if m.num_label_tokens),
     )
-    num_label_tokens, num_tokens = (int(n) for n in counts.tolist())
     scale = device.world_size / num_label_tokens
     total = torch.zeros((), dtype=torch.float64, device=device.torch_device)
-    micro_batch_secs = []
     for micro_batch in micro_batches:
-        began = time.perf_counter()
         batch = micro_batch.to(device.torch_device)
         with device.phase("forward"):
             loss = engine.module(batch)
@@ -67,11 +62,11 @@ def optimizer_step(
             scaled.backward()
         total += loss.detach()
         del loss, scaled, batch
-        micro_batch_secs.append(time.perf_counter() - began)
-    began = time.perf_counter()
+        marks.append(device.mark())
     with device.phase("optimizer"):
-        mean_loss = float(device.sum_over_ranks(total)) / num_label_tokens
-        grad_norm = clip_gradients(engine)
+        norm = clip_gradients(engine)
+        summed_loss, grad_norm = torch.stack([device.sum_over_ranks(total), norm]).tolist()
+        mean_loss = summed_loss / num_label_tokens
         if not math.isfinite(mean_loss) or not math.isfinite(grad_norm):
             engine.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError(f"loss is {mean_loss}, gradient norm is {grad_norm}")
@@ -80,23 +75,24 @@ def optimizer_step(
         engine.optimizer.step()
         engine.optimizer.zero_grad(set_to_none=True)
         engine.publish()
-    end = time.perf_counter()
+        marks.append(device.mark())
+        device.wait()
     return StepResult(
         loss=mean_loss,
         grad_norm=grad_norm,
         num_label_tokens=num_label_tokens,
         num_tokens=num_tokens,
-        micro_batch_secs=tuple(micro_batch_secs),
-        optimizer_secs=end - began,
-        step_secs=end - start,
+        micro_batch_secs=tuple(secs_between(a, b) for a, b in pairwise(marks[:-1])),
+        optimizer_secs=secs_between(marks[-2], marks[-1]),
+        step_secs=time.perf_counter() - began,
     )
 
 
-def clip_gradients(engine: Engine) -> float:
-    """Clip the gradients to `optim.clip_grad` (0: never) and return their norm before."""
+def clip_gradients(engine: Engine) -> torch.Tensor:
+    """Clip the gradients to `optim.clip_grad` (0: never); return their norm before, () float64."""
     parameters = [p for p in engine.named_parameters.values() if p.grad is not None]
     most = engine.config.optim.clip_grad or float("inf")
     norm = torch.nn.utils.clip_grad_norm_(parameters, most)
     if hasattr(norm, "full_tensor"):
         norm = norm.full_tensor()
-    return float(norm)
+    return norm.double()

@@ -46,6 +46,8 @@ class MicroBatchTensors:
         """Return the tensors on a device."""
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
+            if device.type == "cuda":  # from pinned memory, so that the host need not wait
+                tensor = tensor.pin_memory()
             return tensor.to(device, non_blocking=True)
 
         return MicroBatchTensors(

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from autobatch.engine.adapters import base_name, fill_adapter, is_adapter
 from autobatch.errors import ModelError
 
 
@@ -36,7 +37,10 @@ class RandomWeights:
         """Initialise one module."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(zlib.crc32(name.encode()) ^ self._seed)
-            self._model._init_weights(module)
+            if is_adapter(name):
+                fill_adapter(name, module)
+            else:
+                self._model._init_weights(module)
 
 
 class CheckpointWeights:
@@ -49,10 +53,9 @@ class CheckpointWeights:
         ModelError: if the checkpoint is damaged or lacks tensors of the model.
     """
 
-    def __init__(self, model: PreTrainedModel, path: Path) -> None:
-        self._buffers = RandomWeights(model, seed=0)
-        tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-        wanted = {name for name, _ in model.named_parameters()} - tied
+    def __init__(self, model: PreTrainedModel, path: Path, *, seed: int) -> None:
+        self._random = RandomWeights(model, seed=seed)  # buffers, adapters
+        wanted = {base_name(n) for n, _ in model.named_parameters() if not is_adapter(n)}
         self._files = _safetensors_files(path)
         self._open: dict[Path, object] = {}
         self._converted: dict[str, torch.Tensor] = {}
@@ -61,10 +64,12 @@ class CheckpointWeights:
 
     def fill(self, name: str, module: torch.nn.Module) -> None:
         """Copy one module's parameters from the checkpoint; compute its buffers."""
-        if next(module.buffers(recurse=False), None) is not None:
-            self._buffers.fill(name, module)
+        if is_adapter(name) or next(module.buffers(recurse=False), None) is not None:
+            self._random.fill(name, module)
+        if is_adapter(name):
+            return
         for key, parameter in module.named_parameters(recurse=False):
-            full_name = f"{name}.{key}" if name else key
+            full_name = base_name(f"{name}.{key}")
             value = self._read(full_name)
             if value.shape != parameter.shape:
                 raise ModelError(

@@ -52,7 +52,9 @@ def train(
     order = order_hash(plan)
     with claim(config, memory_limit_bytes=memory_limit_bytes) as device:
         resume = _checkpoint(config, run_dir, order)
-        engine = build(config, device, random_init=resume is not None)
+        # a checkpoint holds what is trained; a frozen base comes from its own files
+        skip_weights = resume is not None and not config.model.lora_rank
+        engine = build(config, device, random_init=skip_weights)
         start = 0
         if resume is not None:
             start = checkpoints.read_mark(resume).step
