@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from autobatch.config import TUNABLE_KEYS, Config, load_config, resolve, save_config
 from autobatch.errors import AutobatchError, ConfigError, NothingFitsError, RunError, StaleError
-from autobatch.hardware.environment import thread_environment
+from autobatch.hardware.environment import allocator_environment, thread_environment
 from autobatch.jobs import Job, start_process
 from autobatch.reporting import MetricsTail
 from autobatch.storage import read_json, read_jsonl
@@ -167,7 +167,10 @@ def run_job(
         with start_process(
             argv,
             job_dir=run_dir,
-            env=thread_environment(resolved.trainer.nproc_per_node),
+            env={
+                **thread_environment(resolved.trainer.nproc_per_node),
+                **allocator_environment(),
+            },
             log_name="train.log",
             capture=True,
         ) as job:

@@ -100,6 +100,26 @@ class LengthProfile:
     schema_version: int = SCHEMA_VERSION
 
 
+# ---- cards -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSpec:
+    """A named card: what it holds, how fast it is, and where the numbers come from."""
+
+    name: str  # model, dash, gigabytes on the sticker, g: a100-80g
+    vendor_name: str  # as nvidia-smi prints it
+    visible_memory_bytes: int  # what torch reports as total_memory
+    non_torch_bytes: int  # context and libraries, outside torch's allocator
+    bf16_flops_per_sec: float | None  # dense peak; None: the card has no bf16
+    memory_bytes_per_sec: float
+    interconnect_bytes_per_sec: float | None  # NVLink, else PCIe; both directions together
+    compute_capability: str  # "8.0"
+    tested: bool  # whether the numbers were confirmed on such a card
+    source: str
+    checked_on: str  # ISO date
+
+
 # ---- model -----------------------------------------------------------------
 
 
@@ -237,6 +257,7 @@ __all__ = [
     "Candidate",
     "Certificate",
     "DataSource",
+    "GpuSpec",
     "LengthProfile",
     "LengthStats",
     "Load",

@@ -171,6 +171,25 @@ def cache_root() -> Path:
     return Path(base).expanduser() / "autobatch"
 
 
+def shipped_dir(name: str) -> Path:
+    """Return a folder of records shipped with the tool, `gpus` or `lengths`.
+
+    The installed package holds them as `autobatch/profiles`, a checkout as `profiles`.
+
+    Raises:
+        AutobatchError: if neither is there.
+    """
+    package = Path(__file__).parent
+    for root in (package, package.parent):
+        folder = root / "profiles" / name
+        if folder.is_dir():
+            return folder
+    raise AutobatchError(
+        f"{package / 'profiles' / name} is missing, so this installation is incomplete; "
+        "install autobatch-sft again"
+    )
+
+
 def make_out_dir(path: Path) -> Path:
     """Create an output folder that git ignores, and return it.
 

@@ -55,7 +55,14 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     },
     {
         "api": (
-            *("inputs", "profile_command", "tune_command", "probe_command", "certifying"),
+            *(
+                "inputs",
+                "machine",
+                "profile_command",
+                "tune_command",
+                "probe_command",
+                "certifying",
+            ),
             *("launch_command", "run_command", "demo_command", "gpus_command"),
         )
     },

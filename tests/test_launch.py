@@ -226,7 +226,7 @@ def test_a_training_error_is_one_sentence(tmp_path: Path) -> None:
         ("model.init=pretrained", "holds no weights"),
         ("data.train_files=[nowhere.parquet]", "nowhere.parquet"),
         ("data.max_token_len_per_gpu=10", "max_token_len_per_gpu=10 is below the longest row"),
-        ("trainer.device=cuda", "trainer.device=cuda does not work in this version"),
+        ("trainer.device=cuda", "trainer.nproc_per_node=1 is above the 0 GPUs visible here"),
         ("data.val_fraction=0.1", "data.val_fraction do not work in this version"),
         ("model.use_remove_padding=false", "do not go together"),
     ],

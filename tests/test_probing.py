@@ -124,13 +124,13 @@ def test_a_hanging_child_is_killed_and_the_next_trial_runs(model, tmp_path):
 
 def test_a_setting_that_the_engine_refuses_is_the_users_sentence(model, tmp_path):
     """A wrong config is no out-of-memory: its own sentence comes back."""
-    config = config_of(model, "engine.strategy=single", "model.lora_rank=8")
+    config = config_of(model, "engine.strategy=single", "model.quantization=nf4")
     with runner_of(tmp_path, config) as runner:
         trial = step(runner, config, SMALL)
     error = error_of(trial, out_dir=tmp_path)
     assert "error" == trial.outcome
     assert isinstance(error, ConfigError)
-    assert str(error).startswith("model.lora_rank=8 does not work")
+    assert str(error).startswith("model.quantization=nf4 does not work")
 
 
 def test_one_rank_out_of_memory_ends_the_trial_of_all(model, tmp_path):

@@ -110,7 +110,9 @@ def _step_worst(
     with ProbeRunner(
         out_dir=probes,
         config=loaded,
-        num_ranks=proven.data_parallel_size,
+        num_ranks=1 if proven.simulated_ranks else proven.data_parallel_size,
+        simulated_ranks=proven.simulated_ranks,
+        stand_in_for=proven.stand_in_for,
         memory_limit_bytes=proven.memory_limit_bytes,
         environment=describe(device=inputs.config.trainer.device),
     ) as runner:

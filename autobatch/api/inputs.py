@@ -119,19 +119,3 @@ def check_inputs(inputs: Inputs, plan: Plan, *, needs_weights: bool) -> list[str
 def absolute(path: str) -> str:
     """Return a path that stays right from any working directory."""
     return path if "://" in path else str(Path(path).expanduser().absolute())
-
-
-def check_device(device: str | None) -> None:
-    """Refuse a device that this version does not have, with the choice there is.
-
-    Raises:
-        ConfigError: if it is not cpu.
-    """
-    if device is None:
-        raise ConfigError(
-            "no GPU can be used in this version, so nothing was measured; add --device cpu to "
-            "step on the CPU under an exact account of bytes, with --memory-limit SIZE if it "
-            "should be a smaller one"
-        )
-    if device != "cpu":
-        raise ConfigError(f"--device {device} does not work in this version; use --device cpu")

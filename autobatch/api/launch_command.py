@@ -23,7 +23,8 @@ from autobatch.api.inputs import (
 from autobatch.config import Config, candidate_of, load_config, resolve
 from autobatch.errors import StaleError
 from autobatch.hardware.environment import num_cores
-from autobatch.hardware.limit import cpu_memory_limit
+from autobatch.hardware.limit import cpu_memory_limit, gpu_memory_limit
+from autobatch.hardware.present import present_gpus
 from autobatch.plan.epochs import Plan, num_steps, order_hash
 from autobatch.preflight.batch import arithmetic
 from autobatch.preflight.rule import warnings_or_raise
@@ -81,7 +82,13 @@ def launch(
         *(
             finding.message
             for finding in warnings_or_raise(
-                check_run(resolved, run_dir, num_cores=num_cores(), torchrun_args=torchrun_args)
+                check_run(
+                    resolved,
+                    run_dir,
+                    num_cores=num_cores(),
+                    num_gpus=_num_gpus(resolved),
+                    torchrun_args=torchrun_args,
+                )
             )
         ),
     ]:
@@ -156,13 +163,22 @@ def _introduce(path: Path, inputs: Inputs, plan: Plan, talk: Talk) -> None:
 
 def _memory_limit(config: Config, talk: Talk) -> int:
     """Return the limit the config was proven at, or what is here if that is enough."""
-    here = cpu_memory_limit(num_local_ranks=config.trainer.nproc_per_node, memory_limit_bytes=None)
+    if config.trainer.device == "cuda":
+        here = min(
+            gpu_memory_limit(card=card, named=None, memory_limit_bytes=None, headroom_bytes=0)
+            for card in present_gpus()[: config.trainer.nproc_per_node]
+        )
+    else:
+        here = cpu_memory_limit(
+            num_local_ranks=config.trainer.nproc_per_node, memory_limit_bytes=None
+        )
     if config.tuning is None:
         return here
     limit = int(config.tuning["memory_limit_bytes"])
     if limit <= here:
         return limit
-    needed = int(config.tuning["winner"]["peak_reserved_bytes"])
+    winner = config.tuning["winner"]
+    needed = int(winner["peak_reserved_bytes"]) + int(winner["non_torch_bytes"])
     if needed > here:
         raise StaleError(
             f"the tuned config needs {format_gib(needed)} a rank, here are {format_gib(here)}; "
@@ -186,3 +202,7 @@ def _start_step(config: Config, run_dir: Path, plan: Plan, talk: Talk) -> int:
     step = checkpoints.read_mark(path).step
     talk(f"continuing after step {step}, from {path}")
     return step
+
+
+def _num_gpus(config: Config) -> int:
+    return len(present_gpus()) if config.trainer.device == "cuda" else 0

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autobatch.api.inputs import DEFAULT_OUT, Talk, absolute, check_device
+from autobatch.api.inputs import DEFAULT_OUT, Talk, absolute
+from autobatch.api.machine import find_machine
 from autobatch.config import candidate_of, load_config, overridden_keys, resolve, with_values
 from autobatch.errors import ConfigError
-from autobatch.hardware.environment import describe
-from autobatch.hardware.limit import cpu_memory_limit
 from autobatch.model import read_model_spec
 from autobatch.probing.runner import ProbeRunner, error_of
 from autobatch.records import Load, Trial
 from autobatch.storage import make_out_dir
-from autobatch.units import parse_size, round_up
+from autobatch.units import round_up
 
 DEFAULT_TIMEOUT_SECS = 900.0
 
@@ -27,6 +26,7 @@ def probe(
     tokens: int | None = None,
     micro_batch_size: int | None = None,
     out: str | Path = DEFAULT_OUT,
+    gpu: str | None = None,
     device: str | None = None,
     num_gpus: int = 1,
     memory_limit: str | int | None = None,
@@ -44,43 +44,47 @@ def probe(
             cannot work.
         RunError: if the child fails other than by memory or time.
     """
-    check_device(device)
     if (tokens is None) == (micro_batch_size is None):
         raise ConfigError(
             "give --tokens T with --length L (packed rows), or --micro-batch-size B with "
             "--length L (padded rows)"
         )
+    machine = find_machine(
+        device=device,
+        gpu=gpu,
+        num_gpus=num_gpus,
+        memory_limit=memory_limit,
+        headroom=headroom,
+        talk=talk,
+    )
     lengths = _lengths(length=length, tokens=tokens, micro_batch_size=micro_batch_size)
     values: dict[str, Any] = {
         "model.path": absolute(model),
-        "trainer.device": "cpu",
-        "trainer.nproc_per_node": num_gpus,
+        "trainer.device": machine.device,
+        "trainer.nproc_per_node": machine.data_parallel_size,
         "model.use_remove_padding": tokens is not None,
         "data.use_dynamic_bsz": tokens is not None,
         "data.max_token_len_per_gpu": tokens,
         "data.micro_batch_size_per_gpu": micro_batch_size,
     }
     keys = overridden_keys(overrides)
-    if num_gpus == 1 and "engine.strategy" not in keys:
+    if machine.data_parallel_size == 1 and "engine.strategy" not in keys:
         values["engine.strategy"] = "single"
     config = with_values(
         load_config(None, overrides), {k: v for k, v in values.items() if k not in keys}
     )
     read_model_spec(absolute(model))
-    limit = cpu_memory_limit(
-        num_local_ranks=num_gpus,
-        memory_limit_bytes=None if memory_limit is None else parse_size(memory_limit),
-        headroom_bytes=0 if headroom is None else parse_size(headroom),
-    )
     out_dir = make_out_dir(Path(out))
     padded_to = None if tokens is not None else round_up(length, 8)
     talk(f"stepping {len(lengths)} rows of {length} tokens, twice in each of two steps")
     with ProbeRunner(
         out_dir=out_dir / "probes",
         config=config,
-        num_ranks=num_gpus,
-        memory_limit_bytes=limit,
-        environment=describe(device="cpu"),
+        num_ranks=machine.num_ranks,
+        memory_limit_bytes=machine.limit_bytes,
+        environment=machine.environment,
+        stand_in_for=machine.stand_in_for,
+        simulated_ranks=machine.simulated_ranks,
     ) as runner:
         trial = runner.run(
             candidate_of(resolve(config)),

@@ -17,15 +17,14 @@ from autobatch.api.inputs import (
     RowProgress,
     Talk,
     absolute,
-    check_device,
     check_inputs,
     read_inputs,
 )
+from autobatch.api.machine import Machine, find_machine
 from autobatch.config import Config, load_config, overridden_keys, resolve, with_values
 from autobatch.dataset.truncation import cut_lengths, trainable
 from autobatch.errors import AutobatchError, ConfigError
-from autobatch.hardware.environment import describe, num_cores
-from autobatch.hardware.limit import cpu_memory_limit
+from autobatch.hardware.environment import num_cores
 from autobatch.preflight.batch import arithmetic
 from autobatch.preflight.rule import warnings_or_raise
 from autobatch.preflight.run import check_run
@@ -35,9 +34,9 @@ from autobatch.storage import make_out_dir, read_record
 from autobatch.tuning.certificate import certify
 from autobatch.tuning.search import SearchResult, search
 from autobatch.tuning.verdict import write_verdict
-from autobatch.units import format_gib, parse_size, round_up
+from autobatch.units import format_gib, round_up
 
-DEFAULT_CPU_SECS = 600.0
+DEFAULT_SECS = 600.0
 SWITCHES = {"auto": None, "on": True, "off": False}
 
 
@@ -58,6 +57,7 @@ def tune(
     model: str | None = None,
     profile: str | Path | None = None,
     out: str | Path = DEFAULT_OUT,
+    gpu: str | None = None,
     device: str | None = None,
     num_gpus: int = 1,
     memory_limit: str | int | None = None,
@@ -82,13 +82,18 @@ def tune(
         NothingFitsError: if no candidate stays within the memory limit.
         AutobatchError: if an argument, the data or the model cannot be used.
     """
-    check_device(device)
     if search_by != "bisect":
         raise ConfigError(f"--search {search_by} is not in this version; use bisect")
-    if num_gpus < 1:
-        raise ConfigError(f"--num-gpus {num_gpus} is below 1; use 1 or more")
     if seconds is not None and not seconds > 0:
         raise ConfigError(f"--seconds {seconds:g} is not positive; give e.g. 600")
+    machine = find_machine(
+        device=device,
+        gpu=gpu,
+        num_gpus=num_gpus,
+        memory_limit=memory_limit,
+        headroom=headroom,
+        talk=talk,
+    )
     out_dir = make_out_dir(Path(out))
     flags = _flag_settings(
         train_batch_size=train_batch_size,
@@ -99,53 +104,49 @@ def tune(
     )
     settings = [*flags, *overrides]
     known = _read_profile(profile, out_dir, settings)
-    config = _base_config(known, model, out_dir, num_gpus, settings)
+    config = _base_config(known, model, out_dir, machine, settings)
     inputs = read_inputs(resolve(config), progress=progress)
     config, inputs = _with_batch_defaults(config, inputs, settings, talk)
     resolved = resolve(config)
-    limit = cpu_memory_limit(
-        num_local_ranks=num_gpus,
-        memory_limit_bytes=None if memory_limit is None else parse_size(memory_limit),
-        headroom_bytes=0 if headroom is None else parse_size(headroom),
-    )
-    _tell_and_check(inputs, resolved, out_dir, limit, talk)
-    environment = describe(device="cpu")
-    fixed = overridden_keys(settings)
+    _tell_and_check(inputs, resolved, out_dir, machine, talk)
+    ranks = machine.data_parallel_size
     with ProbeRunner(
         out_dir=out_dir / "probes",
         config=config,
-        num_ranks=num_gpus,
-        memory_limit_bytes=limit,
-        environment=environment,
+        num_ranks=machine.num_ranks,
+        memory_limit_bytes=machine.limit_bytes,
+        environment=machine.environment,
+        stand_in_for=machine.stand_in_for,
+        simulated_ranks=machine.simulated_ranks,
     ) as runner:
         result = search(
             config=resolved,
             spec=inputs.spec,
             prober=runner,
-            plan_of=lambda candidate: inputs.plan(candidate, num_ranks=num_gpus),
-            num_ranks=num_gpus,
-            fixed_keys=fixed,
-            seconds=DEFAULT_CPU_SECS if seconds is None else seconds,
+            plan_of=lambda candidate: inputs.plan(candidate, num_ranks=ranks),
+            num_ranks=ranks,
+            fixed_keys=overridden_keys(settings),
+            seconds=DEFAULT_SECS if seconds is None else seconds,
             out_dir=out_dir,
             on_trial=on_trial,
         )
     certificate = certify(
-        plan=inputs.plan(result.winner.candidate, num_ranks=num_gpus), winner=result.winner
+        plan=inputs.plan(result.winner.candidate, num_ranks=ranks), winner=result.winner
     )
     path = write_verdict(
         config=config,
         result=result,
         certificate=certificate,
-        gpu="cpu",
+        gpu=machine.gpu,
         spec=inputs.spec,
-        environment=environment,
+        environment=machine.environment,
         path=out_dir / TUNED_FILE,
     )
     return TuneReport(
         path=path,
-        gpu="cpu",
-        data_parallel_size=num_gpus,
-        memory_limit_bytes=limit,
+        gpu=machine.gpu,
+        data_parallel_size=ranks,
+        memory_limit_bytes=machine.limit_bytes,
         result=result,
         certificate=certificate,
     )
@@ -169,8 +170,10 @@ def _flag_settings(
             raise ConfigError(f"{flag} {value} is unknown; use auto, on or off")
     if remove_padding != "auto":
         settings.append(f"model.use_remove_padding={SWITCHES[remove_padding]}")
+    if liger != "auto":
+        settings.append(f"model.use_liger={SWITCHES[liger]}")
     if liger == "on":
-        raise ConfigError("--liger on needs CUDA, which this version does not have; leave it out")
+        settings.append("model.loss_kernel=fused")
     if gradient_checkpointing != "auto":
         settings.append(f"model.gradient_checkpointing={gradient_checkpointing}")
     return settings
@@ -194,12 +197,12 @@ def _base_config(
     profile: LengthProfile | None,
     model: str | None,
     out_dir: Path,
-    num_gpus: int,
+    machine: Machine,
     settings: Sequence[str],
 ) -> DictConfig:
     values: dict[str, Any] = {
-        "trainer.device": "cpu",
-        "trainer.nproc_per_node": num_gpus,
+        "trainer.device": machine.device,
+        "trainer.nproc_per_node": machine.data_parallel_size,
         "trainer.output_dir": str((out_dir / "run").absolute()),
     }
     if profile is not None:
@@ -266,17 +269,26 @@ def _with_batch_defaults(
     )
 
 
-def _tell_and_check(inputs: Inputs, config: Config, out_dir: Path, limit: int, talk: Talk) -> None:
+def _tell_and_check(
+    inputs: Inputs, config: Config, out_dir: Path, machine: Machine, talk: Talk
+) -> None:
     smallest = Candidate(toggles=Toggles(use_remove_padding=False), micro_batch_size_per_gpu=1)
     plan = inputs.plan(smallest, num_ranks=config.trainer.nproc_per_node)
     warnings = check_inputs(inputs, plan, needs_weights=False)
     findings = warnings_or_raise(
-        check_run(config, Path(config.trainer.output_dir), num_cores=num_cores(), torchrun_args=())
+        check_run(
+            config,
+            Path(config.trainer.output_dir),
+            num_cores=num_cores(),
+            num_gpus=machine.data_parallel_size,
+            torchrun_args=(),
+        )
     )
     for message in [*warnings, *(finding.message for finding in findings)]:
         talk(f"warning: {message}")
     talk(arithmetic(plan))
     talk(
-        f"limit {format_gib(limit)} a rank, {config.trainer.nproc_per_node} rank(s) on the CPU; "
-        f"every size is stepped for real; trials go to {out_dir / 'trials.jsonl'}"
+        f"limit {format_gib(machine.limit_bytes)} a rank, {machine.data_parallel_size} rank(s) "
+        f"on {machine.device}; every size is stepped for real; trials go to "
+        f"{out_dir / 'trials.jsonl'}"
     )

@@ -240,5 +240,21 @@ def demo_command(out: str, as_json: bool) -> None:
         talk(f"demo_secs={time.monotonic() - began:.1f}")
 
 
+@main.command("gpus")
+@click.option("--json", "as_json", is_flag=True, help="Print the record alone, as JSON.")
+def gpus_command(as_json: bool) -> None:
+    """List the cards known by name, then the GPUs that are here.
+
+    Example: autobatch gpus
+    """
+    from autobatch.api import gpus
+    from autobatch.cli.screen import plain_errors, print_result
+    from autobatch.cli.views import gpus_record, gpus_view
+
+    with plain_errors():
+        report = gpus()
+        print_result(gpus_record(report), gpus_view(report), as_json=as_json)
+
+
 def _given(keys: dict[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in keys.items() if value is not None}

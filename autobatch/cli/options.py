@@ -79,14 +79,21 @@ def machine_options(command: Command) -> Command:
         (
             click.option(
                 "--device",
-                help="cpu: real steps under an exact account of bytes. cuda: not in this version.",
+                help="cuda: the GPU here. cpu: real steps under an exact account of bytes. "
+                "Default: cuda where there is one.",
+            ),
+            click.option(
+                "--gpu",
+                metavar="NAME",
+                help="A card to stay within, e.g. a100-80g; see `autobatch gpus`. Default: the "
+                "card here.",
             ),
             click.option(
                 "--num-gpus",
                 type=int,
                 default=1,
                 show_default=True,
-                help="Data-parallel ranks; processes when the device is cpu.",
+                help="Data-parallel ranks; more than the GPUs here: one stands for all of them.",
             ),
             click.option(
                 "--memory-limit",
@@ -122,13 +129,13 @@ def tune_options(command: Command) -> Command:
                 "--liger",
                 default="auto",
                 show_default=True,
-                help="auto, on or off. Needs CUDA, so auto is off in this version.",
+                help="auto, on or off: Liger's layers and fused loss. Needs CUDA.",
             ),
             click.option(
                 "--gradient-checkpointing",
                 default="auto",
                 show_default=True,
-                help=f"auto, none or full. {three}",
+                help="auto, none, selective, selective_matmul, every_2 or full. auto: tried.",
             ),
             click.option(
                 "--search",

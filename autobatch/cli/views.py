@@ -7,9 +7,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autobatch.api import LaunchReport, RunReport, TuneReport
+from autobatch.api import GpusReport, LaunchReport, RunReport, TuneReport
 from autobatch.records import Trial, fits
 from autobatch.reporting import (
+    named_gpus_table,
+    present_gpus_table,
     read_metrics,
     read_tuned,
     run_table,
@@ -105,6 +107,24 @@ def run_record(report: RunReport) -> dict[str, Any]:
 def run_view(report: RunReport) -> RenderableType:
     """Return the verdict and the summary of the run."""
     return Group(tune_view(report.tuned), Text(""), launch_view(report.launched))
+
+
+def gpus_record(report: GpusReport) -> dict[str, Any]:
+    """Return the named cards and the present ones, each with the name it matches."""
+    present = [
+        {**to_plain(card), "named": match}
+        for card, match in zip(report.present, report.matches, strict=True)
+    ]
+    return {"named": to_plain(report.named), "present": present, "driver": report.driver}
+
+
+def gpus_view(report: GpusReport) -> RenderableType:
+    """Return both as tables."""
+    return Group(
+        named_gpus_table(report.named),
+        Text(""),
+        present_gpus_table(report.present, report.matches, report.driver),
+    )
 
 
 def _plain_launch(report: LaunchReport) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from autobatch.config import Config
 from autobatch.engine.account import MemoryAccount
 from autobatch.engine.allocator import CudaMemory
 from autobatch.errors import ConfigError
+from autobatch.hardware.present import present_gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,14 +109,13 @@ def claim(
     config: Config,
     *,
     memory_limit_bytes: int,
-    free_before_bytes: int | None = None,
     simulated_ranks: int | None = None,
 ) -> Iterator[Device]:
     """Take the device of this rank under its limit; give it back at the end.
 
     Rank and world size come from torchrun's environment variables, and are 0 and 1 without.
-    CUDA: context and communicator are made, then torch is capped (`free_before_bytes`: what was
-    free on the card before; None: all of it). CPU: an exact account of the tensors that live in
+    CUDA: what is free on the card is read, context and communicator are made, torch is capped at
+    what the limit leaves. CPU: an exact account of the tensors that live in
     the block raises torch.OutOfMemoryError after the operation that passes the limit.
     `simulated_ranks`: this process stands for rank 0 of so many under FSDP2; its memory is real,
     its collectives do nothing.
@@ -131,6 +131,8 @@ def claim(
         )
     if config.trainer.deterministic:
         torch.use_deterministic_algorithms(True)
+    # asked before CUDA is: what others hold on the card is none of this process's bytes
+    cards = present_gpus() if config.trainer.device == "cuda" else ()
     device = _torch_device(config.trainer.device)
     mesh = None
     if config.engine.strategy == "fsdp2":
@@ -143,10 +145,9 @@ def claim(
             if mesh is not None and world_size > 1 and simulated_ranks is None:
                 dist.all_reduce(torch.zeros(1, device=device))  # makes the communicator
             total = torch.cuda.get_device_properties(device).total_memory
+            free = cards[device.index].free_bytes if device.index < len(cards) else total
             memory = CudaMemory(
-                device,
-                limit_bytes=memory_limit_bytes,
-                free_before_bytes=total if free_before_bytes is None else free_before_bytes,
+                device, limit_bytes=memory_limit_bytes, free_before_bytes=min(free, total)
             )
             scope = contextlib.nullcontext()
         else:

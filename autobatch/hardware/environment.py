@@ -1,4 +1,4 @@
-"""What a measurement ran on: versions, processor, cores."""
+"""What a measurement runs on: versions, processor, card, the variables its processes get."""
 
 from __future__ import annotations
 
@@ -6,19 +6,37 @@ import importlib.metadata
 import math
 import os
 import platform
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import autobatch
+from autobatch.errors import ConfigError
 from autobatch.hardware.limit import CGROUP_ROOT, SELF_CGROUP, cgroup_folders
+from autobatch.hardware.present import Nvml, driver_version, present_gpus
 
+# torch 2.13 reads the first name, older ones the second; one release read only the second
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 CPUINFO = Path("/proc/cpuinfo")
 _DISTRIBUTIONS = ("torch", "transformers", "tokenizers", "liger-kernel", "peft")
 
 
-def describe(*, device: str) -> dict[str, str | int | None]:
-    """Return the environment that a record carries; a package that is absent is None."""
+def describe(*, device: str, nvml: Nvml | None = None) -> dict[str, str | int | None]:
+    """Return the environment that a record carries; what is absent is None.
+
+    `gpu`, `driver` and `allocator` are told for the device cuda: the first visible card's own
+    name, its driver, the allocator setting that every process is given.
+
+    Raises:
+        ConfigError: if the user's allocator setting cannot be read.
+    """
+    on_cuda = device == "cuda"
+    cards = present_gpus(nvml=nvml) if on_cuda else ()
     return {
         "device": device,
+        "gpu": cards[0].vendor_name if cards else None,
+        "driver": driver_version(nvml=nvml) if on_cuda else None,
+        "allocator": allocator_environment()[ALLOCATOR_VARIABLES[0]] if on_cuda else None,
         "autobatch": autobatch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -84,3 +102,29 @@ def thread_environment(num_local_ranks: int) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     return {name: value for name, value in values.items() if name not in os.environ}
+
+
+def allocator_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return torch's allocator setting under both of its names: ours, then the user's over it.
+
+    A setting counts only when it stands before torch is imported, so each child gets it with
+    its environment. Where the user set both names, the new one wins.
+
+    Raises:
+        ConfigError: if a part of the user's setting is no `key:value`.
+    """
+    settings = os.environ if environ is None else environ
+    merged = {"expandable_segments": "True"}
+    for variable in reversed(ALLOCATOR_VARIABLES):
+        # a comma inside brackets belongs to a value: roundup_power2_divisions:[256:1,>:8]
+        for part in re.split(r",(?![^\[]*\])", settings.get(variable, "")):
+            key, colon, value = ("".join(word.split()) for word in part.partition(":"))
+            if key and value:
+                merged[key] = value
+            elif key or colon:
+                raise ConfigError(
+                    f"{variable} has {part.strip()!r}, which is no key:value; write it as "
+                    "expandable_segments:True,max_split_size_mb:512, or unset it"
+                )
+    text = ",".join(f"{key}:{value}" for key, value in merged.items())
+    return dict.fromkeys(ALLOCATOR_VARIABLES, text)

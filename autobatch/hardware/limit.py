@@ -1,4 +1,4 @@
-"""How many bytes a process may take on the CPU it runs on.
+"""How many bytes a process may take on the CPU or the card it runs on.
 
 A container often holds less than the host: its control groups (version 1 or 2) are read too.
 """
@@ -9,11 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autobatch.errors import ConfigError
+from autobatch.hardware.present import PresentGpu
+from autobatch.records import GpuSpec
 from autobatch.units import format_gib
 
 MEMINFO = Path("/proc/meminfo")
 SELF_CGROUP = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+# total_memory of one card moves with the driver: an A100 40GB shows 39.39 to 39.59 GiB, a T4
+# 14.56 to 14.76 GiB (public logs, read 2026-12-01). Within it two cards count as equal.
+DRIVER_FRACTION = 0.015
 
 
 def available_memory_bytes(
@@ -77,6 +82,43 @@ def cpu_memory_limit(
             f"{format_gib(share)} ({source}); give at most {share} bytes"
         )
     return memory_limit_bytes
+
+
+def gpu_memory_limit(
+    *,
+    card: PresentGpu,
+    named: GpuSpec | None,
+    memory_limit_bytes: int | None,
+    headroom_bytes: int = 0,
+) -> int:
+    """Return the bytes one process may take on a card here, which may stand in for a named one.
+
+    min(named card, card here) - used by others - headroom, and at most `memory_limit_bytes`.
+    It covers all of the process: torch's allocator and what lies outside it.
+
+    Raises:
+        ConfigError: if nothing is left, or the named card is larger than the one here.
+    """
+    here = card.total_bytes
+    whole = here if named is None else min(named.visible_memory_bytes, here)
+    if named is not None and named.visible_memory_bytes * (1 - DRIVER_FRACTION) > here:
+        raise ConfigError(
+            f"--gpu {named.name} has {format_gib(named.visible_memory_bytes)}, the "
+            f"{card.vendor_name} here {format_gib(here)}, and only a card at least as large can "
+            "stand in for it; name a smaller card, or run on a larger one"
+        )
+    if memory_limit_bytes is not None and memory_limit_bytes <= 0:
+        raise ConfigError(f"memory limit {memory_limit_bytes} is not positive; give 1 byte or more")
+    share = whole - card.used_by_others_bytes - headroom_bytes
+    if share <= 0:
+        raise ConfigError(
+            f"a memory limit of {format_gib(share)} ({format_gib(whole)} - "
+            f"{format_gib(card.used_by_others_bytes)} used by others - "
+            f"{format_gib(headroom_bytes)} headroom on GPU {card.index}) leaves nothing to train "
+            "in; lower --headroom, end the other processes or choose another GPU by "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    return share if memory_limit_bytes is None else min(share, memory_limit_bytes)
 
 
 def cgroup_folders(

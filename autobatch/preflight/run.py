@@ -13,14 +13,15 @@ from autobatch.preflight.rule import Finding, refuse, warn
 
 
 def check_run(
-    config: Config, run_dir: Path, *, num_cores: int, torchrun_args: Sequence[str]
+    config: Config, run_dir: Path, *, num_cores: int, num_gpus: int, torchrun_args: Sequence[str]
 ) -> Iterator[Finding]:
     """Look at the device, the ranks, the ports asked for, the output directory."""
     ranks = config.trainer.nproc_per_node
-    if config.trainer.device == "cuda":
+    if config.trainer.device == "cuda" and ranks > num_gpus:
         yield refuse(
-            "no_cuda",
-            "trainer.device=cuda does not work in this version; use trainer.device=cpu",
+            "more_ranks_than_gpus",
+            f"trainer.nproc_per_node={ranks} is above the {num_gpus} GPUs visible here; tune for "
+            f"what is here (--num-gpus {max(1, num_gpus)}), or use trainer.device=cpu",
         )
     if config.trainer.device == "cpu" and ranks > num_cores:
         yield warn(

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from autobatch.config import candidate_values, save_config, with_values
 from autobatch.errors import AutobatchError, ConfigError, RunError
-from autobatch.hardware.environment import thread_environment
+from autobatch.hardware.environment import allocator_environment, thread_environment
 from autobatch.jobs import Ending, Job, start_ranks
 from autobatch.oom import out_of_memory_kind_of_text
 from autobatch.records import Candidate, Load, Toggles, Trial
@@ -60,8 +60,14 @@ class ProbeRunner:
         memory_limit_bytes: int | Sequence[int],
         environment: Mapping[str, Any],
         stand_in_for: str | None = None,
+        simulated_ranks: int | None = None,
     ) -> None:
-        """Keep what all trials share. `memory_limit_bytes`: of every rank, or rank by rank."""
+        """Keep what all trials share. `memory_limit_bytes`: of every rank, or rank by rank.
+
+        With `simulated_ranks` one process stands for rank 0 of so many, and `num_ranks` is 1.
+        """
+        assert simulated_ranks is None or num_ranks == 1
+        self._simulated_ranks = simulated_ranks
         self._out_dir = out_dir
         self._config = config
         self._num_ranks = num_ranks
@@ -106,10 +112,10 @@ class ProbeRunner:
         job = self._child(candidate, job_dir)
         append_jsonl(job_dir / "requests.jsonl", {"trial_id": trial_id, **_plain_load(load)})
         answers, timed_out = self._await(job, job_dir, trial_id, began + timeout_secs)
-        if len(answers) < self._num_ranks or _outcome(answers) == "error":
+        said = _outcome(answers)
+        is_over = said == "error" or (said == "oom" and self._is_over_after_oom())
+        if len(answers) < self._num_ranks or is_over:
             job.kill(grace_secs=0)
-        elif self._num_ranks > 1 and _outcome(answers) == "oom":
-            job.kill(grace_secs=0)  # alone on the CPU a child goes on after it
         outcome: str
         message: str | None
         if timed_out and _outcome(answers) == "ok":
@@ -121,10 +127,10 @@ class ProbeRunner:
             trial_id=trial_id,
             candidate=candidate,
             load=load,
-            data_parallel_size=self._num_ranks,
+            data_parallel_size=self._simulated_ranks or self._num_ranks,
             measured=True,
             stand_in_for=self._stand_in_for,
-            simulated_ranks=None,
+            simulated_ranks=self._simulated_ranks,
             outcome=outcome,
             message=message,
             memory_limit_bytes=(
@@ -134,6 +140,11 @@ class ProbeRunner:
             environment=self._environment,
             **_worst(list(answers.values())),
         )
+
+    def _is_over_after_oom(self) -> bool:
+        """Alone on the CPU a child goes on after an out-of-memory; others end."""
+        is_cuda = self._config.trainer.device == "cuda"
+        return self._num_ranks > 1 or self._simulated_ranks is not None or is_cuda
 
     def _child(self, candidate: Candidate, job_dir: Path) -> Job:
         if self._job is not None and self._toggles == candidate.toggles and self._job.alive():
@@ -145,14 +156,23 @@ class ProbeRunner:
         values = {**candidate_values(candidate), "tuning": None}
         save_config(with_values(self._config, values), job_dir / "config.yaml")
         write_json(
-            job_dir / "job.json", {"memory_limit_bytes": self._limits, "poll_secs": POLL_SECS}
+            job_dir / "job.json",
+            {
+                "memory_limit_bytes": self._limits,
+                "simulated_ranks": self._simulated_ranks,
+                "poll_secs": POLL_SECS,
+            },
         )
         # -P: a file in the user's folder that is called like a module is no part of the child
         self._job = start_ranks(
             [sys.executable, "-P", "-m", "autobatch.probing.worker", str(job_dir)],
             num_ranks=self._num_ranks,
             job_dir=job_dir,
-            env={**thread_environment(self._num_ranks), "PYTHONPATH": _python_path()},
+            env={
+                **thread_environment(self._num_ranks),
+                **allocator_environment(),
+                "PYTHONPATH": _python_path(),
+            },
         )
         self._toggles = candidate.toggles
         return self._job

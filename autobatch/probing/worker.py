@@ -26,7 +26,9 @@ from autobatch.jobs import end_with_launcher
 from autobatch.oom import out_of_memory_kind
 from autobatch.storage import append_jsonl, read_json, read_jsonl
 
-NUM_STEPS = 2  # the first allocates the optimizer's state, the second peaks with it
+# The first allocates the optimizer's state, the second peaks with it; on CUDA kernels are still
+# made and memory is still mapped in the second, so the third is the one that is timed.
+NUM_STEPS = {"cpu": 2, "cuda": 3}
 LEARNING_RATE = 0.0  # random weights stay as they are: memory and time do not depend on it
 
 
@@ -41,7 +43,8 @@ def main(job_dir: Path) -> int:
         limits = job["memory_limit_bytes"]  # one for all, or one for each rank
         limit_bytes = limits[rank] if isinstance(limits, list) else limits
         requests = _follow(job_dir / "requests.jsonl", poll_secs=job["poll_secs"])
-        with claim(config, memory_limit_bytes=limit_bytes) as device:
+        ranks = job["simulated_ranks"]
+        with claim(config, memory_limit_bytes=limit_bytes, simulated_ranks=ranks) as device:
             return _serve(requests, config, device, answers)
     except Exception as error:
         traceback.print_exc()
@@ -74,8 +77,9 @@ def _serve(
         if outcome["outcome"] == "error":
             return 1
         if outcome["outcome"] == "oom":
-            if device.world_size > 1:
-                # the others may wait in a collective for ever: no good-bye to them
+            if device.world_size > 1 or device.torch_device.type == "cuda":
+                # Others may wait in a collective for ever, a CUDA context may be broken: no
+                # good-byes.
                 sys.stderr.flush()
                 os._exit(0)
             engine = None  # a step broken off leaves FSDP's hooks half-run
@@ -94,7 +98,7 @@ def _step(engine: Engine, request: dict[str, Any], steps: list[StepResult]) -> N
         )
         for lengths in request["micro_batches"]
     ]
-    for _ in range(NUM_STEPS):
+    for _ in range(NUM_STEPS[engine.device.torch_device.type]):
         steps.append(optimizer_step(engine, micro_batches, learning_rate=LEARNING_RATE))
 
 

@@ -1,5 +1,6 @@
 """Records shown to people, in a terminal or a pipe."""
 
+from autobatch.reporting.cards import named_gpus_table, present_gpus_table
 from autobatch.reporting.pictures import LengthHistogram, profile_table
 from autobatch.reporting.progress import (
     MetricsTail,
@@ -26,6 +27,8 @@ __all__ = [
     "as_text",
     "describe_toggles",
     "follow_metrics",
+    "named_gpus_table",
+    "present_gpus_table",
     "profile_table",
     "read_metrics",
     "read_profile",

@@ -83,7 +83,7 @@ def profile_advice(profile: LengthProfile) -> Group:
 
 def _curve(profile: LengthProfile) -> Table:
     heads = ("", "max_length", "rows cut", "label tokens lost", "rows without labels")
-    table = _grid(*heads, "to max_length", "to longest", "sorted", "packed", left=1)
+    table = grid(*heads, "to max_length", "to longest", "sorted", "packed", left=1)
     for option in profile.max_length.curve:
         is_chosen = option.max_length == profile.max_length.recommended
         padding = option.padding_fraction
@@ -154,7 +154,7 @@ def trials_table(
     parts: list[RenderableType] = []
     for toggles, group in groupby(trials, key=lambda trial: trial.candidate.toggles):
         heads = ("", "trial", "size", "largest load", "outcome", "peak", "of limit")
-        table = _grid(*heads, "real tok/s", "evidence", left=2)
+        table = grid(*heads, "real tok/s", "evidence", left=2)
         rows = list(group)
         for trial in rows:
             is_winner = trial.trial_id == winner_id
@@ -262,7 +262,8 @@ def _facts(facts: Mapping[str, str]) -> Table:
     return table
 
 
-def _grid(*heads: str, left: int) -> Table:
+def grid(*heads: str, left: int) -> Table:
+    """Return an empty table: the first `left` columns of words, the others of numbers."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for place, head in enumerate(heads):
         table.add_column(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import product
 
 from autobatch.config import Config, default_attention, toggles_of
@@ -13,18 +14,23 @@ from autobatch.records import Candidate, Load, Toggles
 
 _BUDGET_KEY = "data.max_token_len_per_gpu"
 _ROWS_KEY = "data.micro_batch_size_per_gpu"
-# Searched toggles, the value that most likely trains fastest first.
-_CHOICES: dict[str, tuple[bool | str, ...]] = {
-    "model.use_remove_padding": (True, False),
-    "model.gradient_checkpointing": ("none", "full"),
-    "model.loss_kernel": ("chunked", "logits"),
+# Searched toggles by device, the value that most likely trains fastest first. Every second layer
+# (every_2) keeps as much as selective_matmul and repeats more: it is stepped when asked for.
+_FORMS_OF_CHECKPOINTING = {
+    "cpu": ("none", "full"),
+    "cuda": ("none", "selective_matmul", "selective", "full"),
+}
+# (use_liger, loss_kernel): Liger's layers and its loss are one switch, `--liger`.
+_KERNELS = {
+    "cpu": ((False, "chunked"), (False, "logits")),
+    "cuda": ((True, "fused"), (False, "chunked"), (False, "logits")),
 }
 
 
 def toggle_sets(
     config: Config, *, num_ranks: int, fixed_keys: Collection[str]
 ) -> tuple[Toggles, ...]:
-    """Return the toggle sets to try on the CPU, the most promising first.
+    """Return the toggle sets to try on the config's device, the most promising first.
 
     A key in `fixed_keys` (canonical, dotted) keeps the config's value; so does every toggle that
     is not searched. One rank needs no sharding machinery: its strategy is `single`.
@@ -33,33 +39,68 @@ def toggle_sets(
         ConfigError: if the fixed keys leave no toggle set.
     """
     base = toggles_of(config)
-    forms = _forms(config, fixed_keys)
-    choices = {
-        key.split(".")[1]: (getattr(base, key.split(".")[1]),) if key in fixed_keys else values
-        for key, values in {**_CHOICES, "model.use_remove_padding": forms}.items()
-    }
-    strategy = base.strategy
     if "engine.strategy" not in fixed_keys:
-        strategy = "single" if num_ranks == 1 else "fsdp2"
+        base = replace(base, strategy="single" if num_ranks == 1 else "fsdp2")
+    checkpointing: tuple[str, ...] = _FORMS_OF_CHECKPOINTING[config.trainer.device]
+    if "model.gradient_checkpointing" in fixed_keys:
+        checkpointing = (base.gradient_checkpointing,)
     attention = config.model.attn_implementation
     is_attention_fixed = "model.attn_implementation" in fixed_keys and attention != "auto"
     sets = []
-    for values in product(*choices.values()):
-        toggles = replace(base, strategy=strategy, **dict(zip(choices, values, strict=True)))
+    for use_remove_padding, form, (use_liger, kernel) in product(
+        _forms(config, fixed_keys), checkpointing, _kernels(config, fixed_keys)
+    ):
         usual = default_attention(
-            use_remove_padding=toggles.use_remove_padding, device=config.trainer.device
+            use_remove_padding=use_remove_padding, device=config.trainer.device
         )
-        if not is_attention_fixed:
-            sets.append(replace(toggles, attn_implementation=usual))
-        elif "model.use_remove_padding" in fixed_keys or attention == usual:
-            sets.append(replace(toggles, attn_implementation=attention))
-    return tuple(sets) or (replace(base, strategy=strategy),)
+        if is_attention_fixed:
+            if "model.use_remove_padding" not in fixed_keys and attention != usual:
+                continue
+            usual = attention
+        sets.append(
+            replace(
+                base,
+                use_remove_padding=use_remove_padding,
+                gradient_checkpointing=form,
+                use_liger=use_liger,
+                loss_kernel=kernel,
+                attn_implementation=usual,
+            )
+        )
+    return tuple(sets) or (base,)
+
+
+def _kernels(config: Config, fixed_keys: Collection[str]) -> tuple[tuple[bool, str], ...]:
+    """Return the pairs of use_liger and loss_kernel that go with the keys the user fixed."""
+    model = config.model
+    is_liger_fixed = "model.use_liger" in fixed_keys
+    is_loss_fixed = "model.loss_kernel" in fixed_keys
+    if is_liger_fixed and is_loss_fixed:
+        return ((model.use_liger, model.loss_kernel),)
+    pairs: tuple[tuple[bool, str], ...] = _KERNELS[config.trainer.device]
+    if is_liger_fixed:
+        pairs = tuple(p for p in pairs if p[0] == model.use_liger)
+        return pairs or ((model.use_liger, "chunked"),)
+    if not _has_liger():
+        pairs = tuple(p for p in pairs if not p[0])
+    if is_loss_fixed:
+        switches = sorted({p[0] for p in pairs}, reverse=True)
+        pairs = tuple((use_liger, model.loss_kernel) for use_liger in switches)
+    return pairs
+
+
+def _has_liger() -> bool:
+    return find_spec("liger_kernel") is not None
 
 
 def left_out(config: Config, *, fixed_keys: Collection[str]) -> dict[str, str]:
-    """Return the toggles that cannot be tried on this device, each with its reason."""
-    if config.trainer.device == "cpu" and "model.use_liger" not in fixed_keys:
+    """Return the toggles that cannot be tried here, each with its reason."""
+    if "model.use_liger" in fixed_keys:
+        return {}
+    if config.trainer.device == "cpu":
         return {"model.use_liger": "Liger needs CUDA"}
+    if not _has_liger():
+        return {"model.use_liger": "the package liger-kernel is not installed"}
     return {}
 
 
