@@ -17,8 +17,10 @@ from autobatch.engine.optimizer import learning_rate
 from autobatch.engine.state import export_hf, load_state, save_state
 from autobatch.engine.step import optimizer_step
 from autobatch.errors import RunError, StaleError
-from autobatch.model import read_model_spec
-from autobatch.plan.epochs import Plan, num_steps, order_hash, plan_hash
+from autobatch.hardware.present import named_of, present_gpus
+from autobatch.model import model_flops, read_model_spec
+from autobatch.plan.epochs import Plan, StepPlan, num_steps, order_hash, plan_hash
+from autobatch.records import ModelSpec
 from autobatch.training import checkpoints, metrics
 from autobatch.training.loader import StepLoader
 
@@ -61,7 +63,7 @@ def train(
             load_state(engine, resume)
         if device.rank == 0:
             metrics.cut_back(run_dir / metrics.FILE_NAME, num_steps=start)
-        _steps(engine, plan, cache, run_dir, start=start, order=order, progress=progress)
+        _steps(engine, plan, cache, run_dir, spec, start=start, order=order, progress=progress)
         tokenizer = config.model.tokenizer_path or config.model.path
         with device.phase("save"):
             export_hf(engine, run_dir / "hf", tokenizer_path=Path(str(tokenizer)))
@@ -72,6 +74,7 @@ def _steps(
     plan: Plan,
     cache: TokenCache,
     run_dir: Path,
+    spec: ModelSpec,
     *,
     start: int,
     order: str,
@@ -79,6 +82,7 @@ def _steps(
 ) -> None:
     config, device = engine.config, engine.device
     total = num_steps(plan)
+    flops_per_sec = _measured_flops_per_sec(config, num_ranks=device.world_size)
     loader = StepLoader(plan, cache, config.data, rank=device.rank, start=start)
     for step in loader:
         progress.step = step.plan.index + 1
@@ -94,11 +98,37 @@ def _steps(
                 result=result,
                 memory=device.memory_use(),
                 learning_rate=rate,
+                flops=_step_flops(spec, step.plan),
+                flops_per_sec=flops_per_sec,
             )
         done, every = progress.step, config.trainer.save_freq
         if done == total or (every > 0 and done % every == 0):
             with device.phase("save"):
                 _save(engine, run_dir, step=done, order=order)
+
+
+def _step_flops(spec: ModelSpec, step: StepPlan) -> int:
+    lengths = [n for rank in step.ranks for m in rank if not m.is_filler for n in m.lengths]
+    return model_flops(
+        spec,
+        num_tokens=sum(lengths),
+        num_label_tokens=step.num_label_tokens,
+        sum_squared_lengths=sum(n * n for n in lengths),
+    )
+
+
+def _measured_flops_per_sec(config: Config, *, num_ranks: int) -> float | None:
+    """Return the bf16 rate of the cards here, if somebody measured it for this card.
+
+    Adapters need other arithmetic than the formula's, so LoRA has no MFU.
+    """
+    if config.trainer.device != "cuda" or config.model.lora_rank:
+        return None
+    cards = present_gpus()
+    named = named_of(cards[0].vendor_name) if cards else None
+    if named is None or not named.tested or named.bf16_flops_per_sec is None:
+        return None
+    return named.bf16_flops_per_sec * num_ranks
 
 
 def _save(engine: Engine, run_dir: Path, *, step: int, order: str) -> None:

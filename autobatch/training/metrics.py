@@ -27,8 +27,14 @@ def append_row(
     result: StepResult,
     memory: MemoryUse,
     learning_rate: float,
+    flops: int,
+    flops_per_sec: float | None,
 ) -> None:
-    """Append one optimizer step's row. `step` counts from 1, `epoch` from 0."""
+    """Append one optimizer step's row. `step` counts from 1, `epoch` from 0.
+
+    `flops`: the model's, of the step; `flops_per_sec`: the measured bf16 rate of all cards, None
+    where it was never measured, and then there is no MFU.
+    """
     secs = result.step_secs + step.wait_secs
     append_jsonl(
         path,
@@ -44,7 +50,7 @@ def append_row(
             "step_secs": result.step_secs,
             "data_wait_secs": step.wait_secs,
             "tokens_per_sec": result.num_tokens / secs,
-            "mfu": None,
+            "mfu": None if flops_per_sec is None else flops / secs / flops_per_sec,
             "peak_reserved_bytes": memory.peak_reserved_bytes,
             "num_alloc_retries": memory.num_alloc_retries,
         },
