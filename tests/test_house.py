@@ -43,7 +43,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
         "reporting": ("sources", "tables", "cards", "pictures", "progress", "page"),
     },
     {
-        "probing": ("overhead", "roofline", "simulate", "worker", "verify", "runner"),
+        "probing": ("overhead", "roofline", "simulate", "worker", "verify", "answers", "runner"),
         "training": ("loader", "metrics", "guards", "checkpoints", "loop", "__main__"),
         "dialects": ("base", "verl", "trl", "llamafactory", "axolotl"),
     },
@@ -70,7 +70,16 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 TORCH_FILES = ("engine", "training", "probing.simulate", "probing.worker", "probing.verify")
-TORCH_FREE = ("probing.runner", "tuning", "preflight", "launching", "demo", "api", "cli")
+TORCH_FREE = (
+    "probing.answers",
+    "probing.runner",
+    "tuning",
+    "preflight",
+    "launching",
+    "demo",
+    "api",
+    "cli",
+)
 # packages that import torch themselves
 TORCH_PACKAGES = {"torch", "peft", "liger_kernel", "flash_attn", "bitsandbytes"}
 

@@ -15,7 +15,8 @@ from tiny_model import tiny_model
 from autobatch.config import candidate_of, load_config, resolve
 from autobatch.errors import ConfigError, RunError
 from autobatch.jobs import Ending
-from autobatch.probing.runner import ProbeRunner, error_of, judge, toggle_set_name
+from autobatch.probing.answers import judge
+from autobatch.probing.runner import ProbeRunner, error_of, toggle_set_name
 from autobatch.records import Candidate, Load, Toggles, Trial, fits
 
 ROOT = Path(__file__).parent.parent
@@ -243,9 +244,8 @@ def test_a_bug_is_no_setting_of_the_users():
     )
     error = error_of(trial, out_dir=Path("probes"))
     assert isinstance(error, RunError)
-    assert (
-        "trial t003 failed: RuntimeError: shape mismatch; "
-        "its log is in probes/packed-chunked-none" == str(error)
+    assert "trial t003 failed: RuntimeError: shape mismatch; its log is in probes/children" == str(
+        error
     )
 
 
@@ -253,3 +253,38 @@ def test_a_toggle_set_has_a_readable_name():
     """Form, loss kernel, gradient checkpointing, then what is switched on."""
     toggles = Toggles(use_remove_padding=False, loss_kernel="logits", reshard_after_forward=True)
     assert "padded-logits-none-reshard" == toggle_set_name(toggles)
+
+
+def test_the_next_child_waits_ready_and_none_is_left(model, tmp_path):
+    """A child started early serves the next toggle set; closing ends it too."""
+    config = config_of(model, "engine.strategy=single")
+    other = config_of(model, "engine.strategy=single", "model.loss_kernel=logits")
+    runner = ProbeRunner(
+        out_dir=tmp_path,
+        config=config,
+        num_ranks=1,
+        memory_limit_bytes=LIMIT,
+        environment={"device": "cpu"},
+        starts_early=True,
+    )
+    with runner:
+        assert "ok" == step(runner, config, SMALL).outcome
+        first = runner.pids
+        folder = str(tmp_path / "children" / "002")
+        waiting = [pid for pid in map(int, _pids()) if folder in _words(pid)]
+        assert 1 == len(waiting)
+        assert "ok" == step(runner, other, SMALL).outcome
+        assert (waiting[0],) == runner.pids
+        assert first != runner.pids
+    assert [] == [pid for pid in map(int, _pids()) if str(tmp_path) in _words(pid)]
+
+
+def _pids() -> list[str]:
+    return [path.name for path in Path("/proc").glob("[0-9]*")]
+
+
+def _words(pid: int) -> str:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,19 @@ from omegaconf import DictConfig
 
 from autobatch.config import candidate_values, save_config, with_values
 from autobatch.errors import AutobatchError, ConfigError, RunError
-from autobatch.hardware.environment import allocator_environment, thread_environment
-from autobatch.jobs import Ending, Job, start_ranks
-from autobatch.oom import out_of_memory_kind_of_text
+from autobatch.hardware.environment import allocator_environment, num_cores, thread_environment
+from autobatch.jobs import Job, start_ranks
+from autobatch.probing.answers import Answers, judge, outcome_of, worst_over_ranks
 from autobatch.records import Candidate, Load, Toggles, Trial
-from autobatch.storage import append_jsonl, read_jsonl, write_json
+from autobatch.storage import append_jsonl, read_jsonl, write_atomic, write_json
 
 POLL_SECS = 0.02
 SETTLE_SECS = 1.0  # after one rank failed, the others get this long before they count as stuck
-_ERROR_LINE = re.compile(r"^(?:\[\w+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*")
 _USER_ERRORS = ("ConfigError", "ModelError")
 
-Answers = dict[int, dict[str, Any]]  # by rank
+ASSIGNMENT_FILE = "assignment"  # names the job directory of a child
+CHILDREN_FOLDER = "children"  # logs, a folder for each child
+MIN_CORES_TO_START_EARLY = 4
 
 
 def toggle_set_name(toggles: Toggles) -> str:
@@ -42,6 +42,14 @@ def toggle_set_name(toggles: Toggles) -> str:
         "offload": toggles.cpu_offload,
     }
     return "-".join(parts + [name for name, is_on in switches.items() if is_on])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Child:
+    """A started child tree with the folder of its logs."""
+
+    folder: Path
+    job: Job
 
 
 class ProbeRunner:
@@ -61,10 +69,12 @@ class ProbeRunner:
         environment: Mapping[str, Any],
         stand_in_for: str | None = None,
         simulated_ranks: int | None = None,
+        starts_early: bool | None = None,
     ) -> None:
         """Keep what all trials share. `memory_limit_bytes`: of every rank, or rank by rank.
 
-        With `simulated_ranks` one process stands for rank 0 of so many, and `num_ranks` is 1.
+        `starts_early`: whether the next toggle set's child imports beside the measurement (None:
+        for one process on a GPU's host with cores to spare). With `simulated_ranks` one process stands for rank 0 of so many, and `num_ranks` is 1.
         """
         assert simulated_ranks is None or num_ranks == 1
         self._simulated_ranks = simulated_ranks
@@ -77,6 +87,11 @@ class ProbeRunner:
         self._environment = dict(environment)
         self._stand_in_for = stand_in_for
         self._num_trials = 0
+        self._num_children = 0
+        self._spare: _Child | None = None
+        is_alone = num_ranks == 1 and config.trainer.device == "cuda"
+        usual = is_alone and num_cores() >= MIN_CORES_TO_START_EARLY
+        self._starts_early = usual if starts_early is None else starts_early
         self._toggles: Toggles | None = None
         self._job: Job | None = None
 
@@ -92,7 +107,13 @@ class ProbeRunner:
         return () if self._job is None else self._job.pids
 
     def close(self) -> None:
-        """End the child tree."""
+        """End the child trees."""
+        self._end_child()
+        if self._spare is not None:
+            self._spare.job.kill(grace_secs=0)
+            self._spare = None
+
+    def _end_child(self) -> None:
         if self._job is not None:
             self._job.kill(grace_secs=0)
             self._job = None
@@ -112,13 +133,13 @@ class ProbeRunner:
         job = self._child(candidate, job_dir)
         append_jsonl(job_dir / "requests.jsonl", {"trial_id": trial_id, **_plain_load(load)})
         answers, timed_out = self._await(job, job_dir, trial_id, began + timeout_secs)
-        said = _outcome(answers)
+        said = outcome_of(answers)
         is_over = said == "error" or (said == "oom" and self._is_over_after_oom())
         if len(answers) < self._num_ranks or is_over:
             job.kill(grace_secs=0)
         outcome: str
         message: str | None
-        if timed_out and _outcome(answers) == "ok":
+        if timed_out and outcome_of(answers) == "ok":
             outcome, message = "timeout", f"no answer within {timeout_secs:.0f} s"
         else:
             ending = None if len(answers) == self._num_ranks else job.ended()
@@ -138,7 +159,7 @@ class ProbeRunner:
             ),
             seconds=time.monotonic() - began,
             environment=self._environment,
-            **_worst(list(answers.values())),
+            **worst_over_ranks(list(answers.values())),
         )
 
     def _is_over_after_oom(self) -> bool:
@@ -149,7 +170,7 @@ class ProbeRunner:
     def _child(self, candidate: Candidate, job_dir: Path) -> Job:
         if self._job is not None and self._toggles == candidate.toggles and self._job.alive():
             return self._job
-        self.close()
+        self._end_child()
         job_dir.mkdir(parents=True, exist_ok=True)
         for stale in (job_dir / "requests.jsonl", *job_dir.glob("rank*.jsonl")):
             stale.unlink(missing_ok=True)
@@ -163,19 +184,33 @@ class ProbeRunner:
                 "poll_secs": POLL_SECS,
             },
         )
+        child = self._spare if self._spare is not None and self._spare.job.alive() else None
+        child, self._spare = child or self._start_child(), None
+        write_atomic(child.folder / ASSIGNMENT_FILE, str(job_dir.absolute()))
+        self._job, self._toggles = child.job, candidate.toggles
+        if self._starts_early:
+            self._spare = self._start_child()
+        return self._job
+
+    def _start_child(self) -> _Child:
+        self._num_children += 1
+        folder = self._out_dir / CHILDREN_FOLDER / f"{self._num_children:03d}"
+        (folder / ASSIGNMENT_FILE).unlink(missing_ok=True)
         # -P: a file in the user's folder that is called like a module is no part of the child
-        self._job = start_ranks(
-            [sys.executable, "-P", "-m", "autobatch.probing.worker", str(job_dir)],
+        job = start_ranks(
+            [
+                *(sys.executable, "-P", "-m", "autobatch.probing.worker"),
+                str((folder / ASSIGNMENT_FILE).absolute()),
+            ],
             num_ranks=self._num_ranks,
-            job_dir=job_dir,
+            job_dir=folder,
             env={
                 **thread_environment(self._num_ranks),
                 **allocator_environment(),
                 "PYTHONPATH": _python_path(),
             },
         )
-        self._toggles = candidate.toggles
-        return self._job
+        return _Child(folder=folder, job=job)
 
     def _await(
         self, job: Job, job_dir: Path, trial_id: str, deadline: float
@@ -205,34 +240,6 @@ class ProbeRunner:
         return answers
 
 
-def judge(answers: Answers, ending: Ending | None) -> tuple[str, str | None]:
-    """Return the outcome of a trial and its message, from what ranks said and how they ended.
-
-    An out-of-memory of any rank explains what the others met; of errors the first does. `ending`
-    is that of a tree in which not every rank answered.
-    """
-    failed = sorted(
-        (a for a in answers.values() if a["outcome"] != "ok"), key=lambda a: a["failed_at"]
-    )
-    ran_out = [a for a in failed if a["outcome"] == "oom"]
-    if ran_out:
-        return "oom", ran_out[0]["message"]
-    silent = ending is not None and ending.first_failed_rank not in (None, *answers)
-    if ending is not None and silent:
-        last = _error_line(ending.log_tail)
-        if ending.killed_by_kernel:
-            return "oom", "killed by the kernel: the machine ran out of memory"
-        if out_of_memory_kind_of_text(ending.log_tail):
-            return "oom", last
-        if ending.signal is not None and not ending.killed:
-            return "error", f"killed by {signal.Signals(ending.signal).name}"
-        if not failed:
-            return "error", last
-    if failed:
-        return "error", failed[0]["message"]
-    return ("ok", None) if ending is None else ("error", "ended without an answer")
-
-
 def error_of(trial: Trial, *, out_dir: Path) -> AutobatchError:
     """Return what to raise for a trial of outcome `error`, in one sentence.
 
@@ -246,47 +253,12 @@ def error_of(trial: Trial, *, out_dir: Path) -> AutobatchError:
         return RunError(
             "training steps need torch; install it with pip install autobatch-sft[train]"
         )
-    folder = out_dir / toggle_set_name(trial.candidate.toggles)
+    folder = out_dir / CHILDREN_FOLDER
     return RunError(f"trial {trial.trial_id} failed: {message}; its log is in {folder}")
-
-
-def _outcome(answers: Answers) -> str:
-    outcomes = {a["outcome"] for a in answers.values()}
-    return next((o for o in ("oom", "error") if o in outcomes), "ok")
-
-
-def _worst(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the highest peaks and the slowest times over ranks; None where no rank tells."""
-    measured = [a for a in answers if "step_secs" in a]
-
-    def most(name: str) -> Any:
-        return max((a[name] for a in measured if a[name] is not None), default=None)
-
-    def slowest(name: str) -> tuple[float, ...]:
-        return tuple(map(max, zip(*(a[name] for a in measured), strict=False)))
-
-    phases = {phase for a in measured for phase in a["phase_peaks"]}
-    return {
-        "peak_allocated_bytes": most("peak_allocated_bytes"),
-        "peak_reserved_bytes": most("peak_reserved_bytes"),
-        "non_torch_bytes": most("non_torch_bytes"),
-        "num_alloc_retries": most("num_alloc_retries"),
-        "phase_peaks": {p: max(a["phase_peaks"].get(p, 0) for a in measured) for p in phases},
-        "step_secs": slowest("step_secs"),
-        "micro_batch_secs": slowest("micro_batch_secs"),
-        "optimizer_secs": most("optimizer_secs"),
-    }
 
 
 def _plain_load(load: Load) -> dict[str, Any]:
     return {"micro_batches": load.micro_batches, "padded_to": load.padded_to}
-
-
-def _error_line(log_tail: str) -> str:
-    """Return the line that names the error, else the last line."""
-    lines = [line.strip() for line in log_tail.splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR_LINE.match(line)]
-    return next(iter(reversed(errors or lines)), "ended without a word")
 
 
 def _python_path() -> str:

@@ -1,7 +1,8 @@
-"""The child that steps requested loads on one rank: `python -m autobatch.probing.worker DIR`.
+"""The child that steps requested loads on one rank: `python -m autobatch.probing.worker FILE`.
 
-In DIR it finds config.yaml (the toggles), job.json (limits) and requests.jsonl, which it follows;
-it answers every request with one line of rank<RANK>.jsonl. A line `{"end": true}` ends it.
+It may be started early: it waits for FILE, which names its job directory. There it finds
+config.yaml (the toggles), job.json (limits) and requests.jsonl, which it follows; it answers
+every request with one line of rank<RANK>.jsonl. A line `{"end": true}` ends it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ from autobatch.storage import append_jsonl, read_json, read_jsonl
 # The first allocates the optimizer's state, the second peaks with it; on CUDA kernels are still
 # made and memory is still mapped in the second, so the third is the one that is timed.
 NUM_STEPS = {"cpu": 2, "cuda": 3}
+ASSIGNMENT_POLL_SECS = 0.02
 LEARNING_RATE = 0.0  # random weights stay as they are: memory and time do not depend on it
 
 
-def main(job_dir: Path) -> int:
+def main(assignment: Path) -> int:
     """Answer requests until the end; return the exit code."""
     end_with_launcher()
+    while not assignment.exists():
+        time.sleep(ASSIGNMENT_POLL_SECS)
+    job_dir = Path(assignment.read_text(encoding="utf-8"))
     rank = int(os.environ.get("RANK", 0))
     answers = job_dir / f"rank{rank}.jsonl"
     try:
