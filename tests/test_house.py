@@ -48,7 +48,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
         "dialects": ("base", "verl", "trl", "llamafactory", "axolotl"),
     },
     {
-        "tuning": ("space", "objective", "bisect", "search", "certificate", "verdict"),
+        "tuning": ("space", "objective", "bisect", "result", "search", "certificate", "verdict"),
         "preflight": ("rule", "data", "model", "batch", "run", "verl"),
         "launching": (),
         "demo": (),

@@ -32,7 +32,8 @@ from autobatch.probing.runner import ProbeRunner
 from autobatch.records import Candidate, Certificate, LengthProfile, Toggles, Trial
 from autobatch.storage import make_out_dir, read_record
 from autobatch.tuning.certificate import certify
-from autobatch.tuning.search import SearchResult, search
+from autobatch.tuning.result import SearchResult
+from autobatch.tuning.search import search
 from autobatch.tuning.verdict import write_verdict
 from autobatch.units import format_gib, round_up
 

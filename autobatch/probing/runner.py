@@ -74,7 +74,8 @@ class ProbeRunner:
         """Keep what all trials share. `memory_limit_bytes`: of every rank, or rank by rank.
 
         `starts_early`: whether the next toggle set's child imports beside the measurement (None:
-        for one process on a GPU's host with cores to spare). With `simulated_ranks` one process stands for rank 0 of so many, and `num_ranks` is 1.
+        for one process on a GPU's host with cores to spare). With `simulated_ranks` one process
+        stands for rank 0 of so many, and `num_ranks` is 1.
         """
         assert simulated_ranks is None or num_ranks == 1
         self._simulated_ranks = simulated_ranks

@@ -28,6 +28,7 @@ from autobatch.tuning.objective import (
     smallest_close_to_best,
     smallest_failing,
 )
+from autobatch.tuning.result import SearchedSet, SearchResult
 from autobatch.tuning.space import (
     candidate_at,
     fixed_size,
@@ -51,35 +52,6 @@ class Prober(Protocol):
         """Step the load and return what happened."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchedSet:
-    """What became of one toggle set."""
-
-    name: str
-    toggles: Toggles
-    stopped_by: str  # oom | cap | plateau | time
-    smallest: Candidate  # the smallest size there is
-    largest: int | None  # the largest size that fitted; None: not even the smallest
-    best_trial_id: str | None
-    tokens_per_sec: float | None  # of the best, estimated for the whole run
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchResult:
-    """The verdict with everything it rests on; speeds are real tokens per second of the run."""
-
-    winner: Trial
-    tokens_per_sec: dict[str, float]  # by trial_id: every candidate that fitted
-    trials: tuple[Trial, ...]
-    searched: tuple[SearchedSet, ...]
-    fallbacks: tuple[Trial, ...]  # the next best, fastest first
-    stopped_by: str  # of the winner's toggle set
-    binding: str  # memory | global_batch | host
-    reason: str
-    left_out: dict[str, str]  # toggle key -> why it was not tried
-    seconds: float
-
-
 def search(
     *,
     config: Config,
@@ -97,8 +69,8 @@ def search(
 
     Every toggle set gets an equal share of what is left of `seconds` (None: no limit). Each
     trial is appended to `out_dir/trials.jsonl` as it lands. Row counts are searched exactly;
-    token budgets up to worst micro-batches that differ by less than 8 tokens (on a GPU: 1 %), and budgets with
-    the same worst micro-batch share a trial. A winner at the edge of memory is stepped twice.
+    token budgets up to worst micro-batches that differ by less than 8 tokens (on a GPU: 1 %);
+    budgets with the same worst micro-batch share a trial. A winner at the edge of memory is stepped twice.
 
     Raises:
         NothingFitsError: if no toggle set fits at its smallest size.

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from autobatch.config import candidate_values, save_config, with_values
 from autobatch.records import Candidate, Certificate, ModelSpec
 from autobatch.storage import to_plain
-from autobatch.tuning.search import SearchResult
+from autobatch.tuning.result import SearchResult
 
 
 def tuned_config(
