@@ -14,7 +14,6 @@ from tiny_model import tiny_model
 from autobatch.config import TUNABLE_KEYS, candidate_of, load_config, resolve
 from autobatch.errors import ConfigError, NothingFitsError, RunError
 from autobatch.model import read_model_spec
-from autobatch.plan.microbatches import MicroBatch
 from autobatch.plan.settings import PlanSettings, make_plan
 from autobatch.plan.worst import worst_micro_batch
 from autobatch.probing.runner import ProbeRunner, toggle_set_name
@@ -260,10 +259,30 @@ def test_binding_says_what_limits(size, stopped_by, binding):
     assert binding == binding_of(size=size, largest=8, stopped_by=stopped_by)
 
 
+def _one_step_plan(lengths, **size):
+    settings = PlanSettings(
+        train_batch_size=len(lengths),
+        data_parallel_size=1,
+        seed=0,
+        total_epochs=1,
+        total_training_steps=None,
+        max_token_len_per_gpu=size.get("budget"),
+        micro_batch_size_per_gpu=size.get("rows"),
+        use_remove_padding="budget" in size,
+    )
+    return make_plan(settings, lengths=np.array(lengths), label_tokens=np.array(lengths))
+
+
 def test_a_load_is_the_worst_micro_batch_twice():
     """Two micro-batches a step, padded as planned: 2 rows x 8 tokens computed."""
-    load = load_of(MicroBatch(samples=(0, 1), lengths=(5, 3), padded_to=8))
+    load = load_of(_one_step_plan((5, 3), rows=2))
     assert (Load(micro_batches=((5, 3), (5, 3)), padded_to=8), 16) == (load, load_tokens(load))
+
+
+def test_a_load_steps_the_long_rows_too():
+    """Many short rows have most tokens, one long row the largest square: both are stepped."""
+    load = load_of(_one_step_plan((51,) * 20 + (1000,), budget=1020))
+    assert Load(micro_batches=((51,) * 20, (51,) * 20, (1000,))) == load
 
 
 # ---- search, on an arithmetic machine ------------------------------------------

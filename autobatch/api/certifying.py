@@ -101,7 +101,7 @@ def _changes(tuning: dict[str, Any], inputs: Inputs, plan: Plan, proven: Trial) 
 def _step_worst(
     loaded: DictConfig, inputs: Inputs, plan: Plan, proven: Trial, run_dir: Path, talk: Talk
 ) -> Trial:
-    micro_batch, worst = worst_micro_batch(plan)
+    _, worst = worst_micro_batch(plan)
     talk(
         f"the worst micro-batch is larger than the proven one: {worst.tokens:,} tokens at step "
         f"{worst.step + 1}; stepping it under {format_gib(proven.memory_limit_bytes)}"
@@ -117,7 +117,7 @@ def _step_worst(
         environment=describe(device=inputs.config.trainer.device),
     ) as runner:
         trial = runner.run(
-            candidate_of(inputs.config), load_of(micro_batch), timeout_secs=_TIMEOUT_SECS
+            candidate_of(inputs.config), load_of(plan), timeout_secs=_TIMEOUT_SECS
         )
     if trial.outcome == "error":
         raise error_of(trial, out_dir=probes)

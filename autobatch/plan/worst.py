@@ -35,6 +35,19 @@ def worst_micro_batch(plan: Plan) -> tuple[MicroBatch, WorstMicroBatch]:
     )
 
 
+def squarest_micro_batch(plan: Plan) -> MicroBatch:
+    """Return the micro-batch with the largest sum of squared lengths, ties by most tokens.
+
+    Attention with a sliding window or capped scores takes memory by length squared, so a few long
+    rows can need more than many short ones of more tokens.
+
+    Raises:
+        PlanError: if a trainable row is longer than the token budget.
+    """
+    batches = (batch for step in iter_steps(plan) for rank in step.ranks for batch in rank)
+    return max(batches, key=lambda batch: (batch.sum_squared_lengths, batch.num_tokens))
+
+
 def count_micro_batches(plan: Plan) -> int:
     """Return the micro-batches of the run over all steps and ranks, fillers included.
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autobatch.plan.epochs import plan_hash
-from autobatch.plan.microbatches import MicroBatch
 from autobatch.plan.settings import Plan, num_epochs
 from autobatch.plan.worst import count_micro_batches, worst_micro_batch
-from autobatch.records import Certificate, Trial, fits
+from autobatch.records import Certificate, Load, Trial, fits
 from autobatch.tuning.space import load_of
 
 
@@ -21,8 +20,8 @@ def certify(plan: Plan, winner: Trial) -> Certificate:
     Raises:
         PlanError: if a trainable row is longer than the token budget.
     """
-    micro_batch, worst = worst_micro_batch(plan)
-    is_proof = winner.measured and fits(winner) and winner.load == load_of(micro_batch)
+    _, worst = worst_micro_batch(plan)
+    is_proof = winner.measured and fits(winner) and winner.load == load_of(plan)
     return Certificate(
         plan_hash=plan_hash(plan),
         covers="replay",
@@ -37,22 +36,34 @@ def recertify(plan: Plan, *, proven: Trial) -> Certificate | None:
     """Return the certificate of another plan under a proven load; None if it can need more.
 
     Longer runs, other seeds or other rows need no new trial while their worst micro-batch has no
-    more tokens, and no larger sum of squared lengths, than the one that was stepped.
+    more tokens, and none a larger sum of squared lengths, than what was stepped.
 
     Raises:
         PlanError: if a trainable row is longer than the token budget.
     """
-    micro_batch, _ = worst_micro_batch(plan)
-    lengths, padded_to = proven.load.micro_batches[0], proven.load.padded_to
-    stepped = MicroBatch(samples=(0,) * len(lengths), lengths=lengths, padded_to=padded_to)
+    needed, stepped = load_of(plan), proven.load
     covered = (
         proven.measured
         and fits(proven)
-        and (micro_batch.padded_to is None) == (padded_to is None)
-        and micro_batch.num_tokens <= stepped.num_tokens
-        and micro_batch.sum_squared_lengths <= stepped.sum_squared_lengths
+        and (needed.padded_to is None) == (stepped.padded_to is None)
+        and all(most(needed) <= most(stepped) for most in (_most_tokens, _most_squared))
     )
     if not covered:
         return None
     certificate = certify(plan, proven)
     return replace(certificate, proven_by=proven.trial_id)
+
+
+def _most_tokens(load: Load) -> int:
+    return max(map(sum, _computed(load)))
+
+
+def _most_squared(load: Load) -> int:
+    return max(sum(n * n for n in lengths) for lengths in _computed(load))
+
+
+def _computed(load: Load) -> list[tuple[int, ...]]:
+    """Return the computed lengths of each micro-batch: padded ones count."""
+    if load.padded_to is None:
+        return list(load.micro_batches)
+    return [(load.padded_to,) * len(lengths) for lengths in load.micro_batches]

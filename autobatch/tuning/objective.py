@@ -12,7 +12,7 @@ from autobatch.config import Config
 from autobatch.model import num_parameters
 from autobatch.plan.epochs import iter_steps
 from autobatch.plan.settings import Plan, num_steps
-from autobatch.plan.worst import real_tokens_per_run, size_bounds, worst_micro_batch
+from autobatch.plan.worst import real_tokens_per_run, size_bounds
 from autobatch.probing.runner import toggle_set_name
 from autobatch.records import Candidate, Load, ModelSpec, Toggles, Trial, fits
 from autobatch.tuning.space import candidate_at, load_of, load_tokens, size_text
@@ -116,7 +116,7 @@ class PlansBySize:
         """Return the load of the worst micro-batch of a candidate's plan."""
         key = (candidate.toggles.use_remove_padding, candidate.size)
         if key not in self._loads:
-            self._loads[key] = load_of(worst_micro_batch(self._plan_of(candidate))[0])
+            self._loads[key] = load_of(self._plan_of(candidate))
         return self._loads[key]
 
     def speeds(self, fitting: Sequence[Trial]) -> dict[int, float]:

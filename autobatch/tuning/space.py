@@ -9,7 +9,8 @@ from itertools import product
 
 from autobatch.config import Config, default_attention, toggles_of
 from autobatch.errors import ConfigError
-from autobatch.plan.microbatches import MicroBatch
+from autobatch.plan.settings import Plan
+from autobatch.plan.worst import squarest_micro_batch, worst_micro_batch
 from autobatch.records import Candidate, Load, Toggles
 
 _BUDGET_KEY = "data.max_token_len_per_gpu"
@@ -123,9 +124,21 @@ def size_text(candidate: Candidate) -> str:
     return f"{candidate.size} {unit}{'' if candidate.size == 1 else 's'}"
 
 
-def load_of(micro_batch: MicroBatch) -> Load:
-    """Return what a trial steps for a worst micro-batch: it, twice in a step."""
-    return Load(micro_batches=(micro_batch.lengths,) * 2, padded_to=micro_batch.padded_to)
+def load_of(plan: Plan) -> Load:
+    """Return what a trial of a plan steps: its micro-batch of most tokens, twice in a step.
+
+    Where packed rows of a larger sum of squared lengths exist, they are stepped too. (Padded, the
+    longest row's micro-batch has the most rows as well.)
+
+    Raises:
+        PlanError: if a trainable row is longer than the token budget.
+    """
+    worst = worst_micro_batch(plan)[0]
+    batches = [worst.lengths, worst.lengths]
+    squarest = squarest_micro_batch(plan)
+    if worst.padded_to is None and squarest.sum_squared_lengths > worst.sum_squared_lengths:
+        batches.append(squarest.lengths)
+    return Load(micro_batches=tuple(batches), padded_to=worst.padded_to)
 
 
 def load_tokens(load: Load) -> int:
