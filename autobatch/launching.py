@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -13,19 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from autobatch.config import TUNABLE_KEYS, Config, load_config, resolve, save_config
+from autobatch.config import TUNABLE_KEYS, Config, load_config, resolve
 from autobatch.errors import AutobatchError, ConfigError, NothingFitsError, RunError, StaleError
-from autobatch.hardware.environment import allocator_environment, thread_environment
+from autobatch.hardware.environment import child_environment
 from autobatch.jobs import Job, start_process
+from autobatch.records import Trial
 from autobatch.reporting import MetricsTail
-from autobatch.storage import read_json, read_jsonl
+from autobatch.storage import METRICS_FILE, TRIALS_FILE, append_jsonl, read_json, read_jsonl
+from autobatch.training import checkpoints
 
-METRICS_FILE = "metrics.jsonl"
+CONFIG_FILE = "config.yaml"
 _ERROR_FILE = "error.json"
+_LOG_FILE = "train.log"
 _POLL_SECS = 0.1
 _ERRORS = {3: NothingFitsError, 4: StaleError}
+
+_EXPORTED = ("config.json", "adapter_config.json")  # one of them: full weights, or an adapter
 
 # A run may be continued with these changed; the rest is compared and told.
 _FREE_KEYS = {
@@ -73,6 +78,12 @@ def torchrun_command(
     ]
 
 
+def shell_line(config: Config, argv: Sequence[str]) -> str:
+    """Return the command with the variables of its processes as one line for a shell."""
+    variables = child_environment(config.trainer.nproc_per_node, device=config.trainer.device)
+    return shlex.join(["env", *(f"{name}={value}" for name, value in variables.items()), *argv])
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
     """A finished run."""
@@ -90,7 +101,7 @@ def check_continues(config: Config, run_dir: Path) -> list[str]:
     Raises:
         ConfigError: if the run there cannot be continued with this config.
     """
-    path = run_dir / "config.yaml"
+    path = run_dir / CONFIG_FILE
     if config.trainer.resume_mode == "disable" or not path.exists():
         return []
     before, now = _settings(resolve(load_config(path))), _settings(config)
@@ -107,7 +118,7 @@ def check_continues(config: Config, run_dir: Path) -> list[str]:
 
 def move_aside(run_dir: Path) -> Path | None:
     """Rename a run that is not to be continued, and return its new place; None if none is there."""
-    if not (run_dir / "config.yaml").exists():
+    if not (run_dir / CONFIG_FILE).exists():
         return None
     number = 1
     while (aside := run_dir.with_name(f"{run_dir.name}.{number}")).exists():
@@ -116,20 +127,33 @@ def move_aside(run_dir: Path) -> Path | None:
     return aside
 
 
+def holds_run(run_dir: Path) -> bool:
+    """Return whether a training was ever started there."""
+    return any((run_dir / name).exists() for name in (_LOG_FILE, METRICS_FILE, "checkpoints"))
+
+
+def keep_proof(trial: Trial, probes: Path | None, run_dir: Path) -> None:
+    """Put the trial that proves a run, with the folder of its probe, into the run directory."""
+    assert probes is not None
+    run_dir.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(run_dir / "probes", ignore_errors=True)
+    shutil.move(probes, run_dir / "probes")
+    append_jsonl(run_dir / TRIALS_FILE, trial)
+
+
 def is_finished(run_dir: Path, *, num_steps: int) -> bool:
     """Return whether the run there made its last step and exported its model."""
-    last = run_dir / "checkpoints" / f"step_{num_steps:08d}" / "complete.json"
     rows = list(read_jsonl(run_dir / METRICS_FILE))
     return (
-        last.exists()
-        and (run_dir / "hf" / "config.json").exists()
+        checkpoints.fault_of(checkpoints.directory_of(run_dir, num_steps)) is None
+        and any((run_dir / "hf" / name).exists() for name in _EXPORTED)
         and bool(rows)
         and rows[-1]["step"] == num_steps
     )
 
 
 def run_job(
-    config: DictConfig,
+    config: Config,
     run_dir: Path,
     *,
     cache_dir: Path,
@@ -141,44 +165,40 @@ def run_job(
 ) -> RunResult:
     """Train in a child job and follow its metrics; `start_step` steps were done before.
 
+    The caller holds the run directory's lock and wrote this config there.
+
     Raises:
         RunError: with the first failing rank's own words; NothingFitsError if it ran out of
             memory; StaleError if the plan is not the certified one.
     """
     began = time.monotonic()
-    with _locked(run_dir):
-        save_config(config, run_dir / "config.yaml")
-        (run_dir / _ERROR_FILE).unlink(missing_ok=True)
-        resolved = resolve(config)
-        argv = torchrun_command(
-            resolved,
-            run_dir,
-            cache_dir=cache_dir,
-            memory_limit_bytes=memory_limit_bytes,
-            torchrun_args=torchrun_args,
-        )
-        tail = MetricsTail(run_dir / METRICS_FILE)
+    (run_dir / _ERROR_FILE).unlink(missing_ok=True)
+    argv = torchrun_command(
+        config,
+        run_dir,
+        cache_dir=cache_dir,
+        memory_limit_bytes=memory_limit_bytes,
+        torchrun_args=torchrun_args,
+    )
+    tail = MetricsTail(run_dir / METRICS_FILE)
 
-        def tell_new_rows() -> None:
-            for row in tail.read():
-                if row["step"] > start_step:
-                    on_row(row)
+    def tell_new_rows() -> None:
+        for row in tail.read():
+            if row["step"] > start_step:
+                on_row(row)
 
-        with start_process(
-            argv,
-            job_dir=run_dir,
-            env={
-                **thread_environment(resolved.trainer.nproc_per_node),
-                **allocator_environment(),
-            },
-            log_name="train.log",
-            capture=True,
-        ) as job:
-            while job.alive():
-                tell_new_rows()
-                time.sleep(_POLL_SECS)
+    with start_process(
+        argv,
+        job_dir=run_dir,
+        env=child_environment(config.trainer.nproc_per_node, device=config.trainer.device),
+        log_name=_LOG_FILE,
+        capture=True,
+    ) as job:
+        while job.alive():
             tell_new_rows()
-            _raise_failure(job, run_dir)
+            time.sleep(_POLL_SECS)
+        tell_new_rows()
+        _raise_failure(job, run_dir)
     return RunResult(
         run_dir=run_dir,
         hf_dir=run_dir / "hf",
@@ -188,10 +208,30 @@ def run_job(
     )
 
 
+def beside(run_dir: Path, ending: str) -> Path:
+    """Return a hidden place next to a run directory, the same by whatever path it is named."""
+    place = run_dir.resolve()
+    return place.with_name(f".{place.name}.{ending}")
+
+
 @contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / ".lock").open("w") as lock:
+def locked(run_dir: Path) -> Iterator[None]:
+    """Keep other launches out of a run directory, there or not.
+
+    The lock lies beside it, so that it stays when the directory is renamed.
+
+    Raises:
+        RunError: if another launch holds it.
+    """
+    path = beside(run_dir, "lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("w")
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; choose another trainer.output_dir"
+        ) from error
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -207,7 +247,7 @@ def _raise_failure(job: Job, run_dir: Path) -> None:
     assert ending is not None
     if not any(ending.exit_codes):
         return
-    log = run_dir / "train.log"
+    log = run_dir / _LOG_FILE
     try:
         error = read_json(run_dir / _ERROR_FILE)
     except AutobatchError:

@@ -16,6 +16,8 @@ import numpy as np
 
 from autobatch.errors import ModelError
 from autobatch.records import ModelSpec
+from autobatch.storage import read_text, user_path
+from autobatch.units import format_value
 
 # Values that transformers fills in where config.json is silent, as of transformers 5.24
 # (models/<family>/configuration_<family>.py, checked 2026-12-01). Published gemma 3 text_configs
@@ -41,6 +43,8 @@ _LAYER_NORMS = {
     "gemma2": (4, 0),
     "gemma3_text": (4, 2),
 }
+_LARGEST_FIELD = 2**31 - 1  # of a shape
+_LARGEST_FACTOR = 2**46  # FLOPs a token: 10 trillion weights; FLOPs of a long row still fit int64
 _ENCODERS = {"albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta"}
 # Read into the hash only: they change the layers without changing ModelSpec.
 _EXTRA_SHAPE_FIELDS = (
@@ -65,7 +69,7 @@ def read_model_spec(path: str | Path) -> ModelSpec:
         ModelError: if the directory or its config.json is missing or damaged, a shape field is
             missing or impossible, or the model is no causal language model.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     config = _read_config(folder, str(path))
     _check_causal_lm(config, folder)
     text = config.get("text_config")
@@ -109,30 +113,37 @@ def read_model_spec(path: str | Path) -> ModelSpec:
         "attention_bias": _attention_bias(model_type, known),
     }
     hashed = shape | {key: known[key] for key in _EXTRA_SHAPE_FIELDS if key in known}
-    return ModelSpec(
+    spec = ModelSpec(
         path=str(path),
         **shape,
         config_hash=hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest(),
         has_weights=_has_weights(folder),
     )
+    if max(_flops_factors(spec)) > _LARGEST_FACTOR:
+        raise ModelError(f"{where} describes a model beyond 10 trillion weights; correct its sizes")
+    return spec
 
 
 def _read_config(folder: Path, named: str) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise ModelError(
-            f"model path {named!r} is no directory; give the folder that holds config.json"
-        )
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        if not folder.is_dir():
+            raise ModelError(
+                f"model path {format_value(named)} is no directory; give the folder that holds "
+                "config.json"
+            )
+        config = json.loads(read_text(file))
     except FileNotFoundError:
         raise ModelError(
             f"{folder} has no config.json; give the folder of a complete model"
         ) from None
     except OSError as error:
         raise ModelError(
-            f"cannot read {file} ({error.strerror or error}); check its permissions"
+            f"cannot read {format_value(str(file))} ({error.strerror or error}); check the path "
+            "and its permissions"
         ) from error
+    except RecursionError as error:
+        raise ModelError(f"{file} is nested too deeply; fetch the model again") from error
     except ValueError as error:
         raise ModelError(f"{file} is not valid JSON ({error}); fetch the model again") from error
     if not isinstance(config, dict):
@@ -142,13 +153,20 @@ def _read_config(folder: Path, named: str) -> dict[str, Any]:
 
 def _check_causal_lm(config: Mapping[str, Any], folder: Path) -> None:
     architectures = config.get("architectures") or []
+    if isinstance(architectures, str):
+        architectures = [architectures]
+    if not isinstance(architectures, list):
+        raise ModelError(
+            f"{folder}/config.json: architectures={format_value(architectures)} is no list of "
+            "names; correct it"
+        )
     endings: tuple[str, ...] = ("ForCausalLM", "LMHeadModel")
     if isinstance(config.get("text_config"), Mapping):
         endings += ("ForConditionalGeneration",)
     causal = not config.get("is_encoder_decoder") and (
         any(str(name).endswith(endings) for name in architectures)
         if architectures
-        else config.get("model_type") not in _ENCODERS
+        else str(config.get("model_type")) not in _ENCODERS
     )
     if not causal:
         seen = ", ".join(map(str, architectures)) or config.get("model_type")
@@ -163,7 +181,11 @@ def _positive(config: Mapping[str, Any], field: str, where: str) -> int:
         raise ModelError(f"{where} lacks {field}; use a complete config of a decoder")
     value = config[field]
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelError(f"{where}: {field}={value!r} is no positive whole number; correct it")
+        raise ModelError(
+            f"{where}: {field}={format_value(value)} is no positive whole number; correct it"
+        )
+    if value > _LARGEST_FIELD:
+        raise ModelError(f"{where}: {field}={format_value(value)} is nonsense; correct it")
     return value
 
 

@@ -6,7 +6,7 @@ is a function beside the record, and is added when a record is printed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -245,31 +245,3 @@ class Certificate:
     num_micro_batches: int
     worst: WorstMicroBatch
     proven_by: str | None  # trial_id of a measured trial that fitted
-
-
-def field_names(record_type: type) -> tuple[str, ...]:
-    """Return a record's field names, in order."""
-    return tuple(f.name for f in fields(record_type))
-
-
-__all__ = [
-    "SCHEMA_VERSION",
-    "Candidate",
-    "Certificate",
-    "DataSource",
-    "GpuSpec",
-    "LengthProfile",
-    "LengthStats",
-    "Load",
-    "MaxLengthAdvice",
-    "MaxLengthOption",
-    "ModelSpec",
-    "PaddingFraction",
-    "ProfileWarning",
-    "Toggles",
-    "Trial",
-    "WorstMicroBatch",
-    "field_names",
-    "fits",
-    "replace",
-]

@@ -19,22 +19,28 @@ _FACTORS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_NO_MEMORY_HAS = 2.0**60  # bytes
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
 
 
-def parse_size(text: str | int) -> int:
-    """Return the bytes of a size such as `6GiB`, `80GB` or bare bytes.
+def parse_size(text: str | int, *, least: int = 1) -> int:
+    """Return the bytes of a size such as `6GiB`, `80GB` or bare bytes, at least `least`.
 
     Raises:
-        ConfigError: if the text is no size or the size is below one byte.
+        ConfigError: if the text is no size, or below `least` bytes, or beyond any memory.
     """
     match = _SIZE.fullmatch(str(text))
     factor = _FACTORS.get(match.group(2).upper()) if match else None
     if match is None or factor is None:
-        raise ConfigError(f"size {str(text)!r} is not understood; write it as 6GiB, 80GB or bytes")
-    num_bytes = int(float(match.group(1)) * factor)
-    if num_bytes < 1:
-        raise ConfigError(f"size {str(text)!r} is below one byte; give a positive size")
+        raise ConfigError(
+            f"size {format_value(text)} is not understood; write it as 6GiB, 80GB or bytes"
+        )
+    size = float(match.group(1)) * factor
+    if not size < _NO_MEMORY_HAS:
+        raise ConfigError(f"size {format_value(text)} is beyond any memory; give a smaller size")
+    num_bytes = int(size)
+    if num_bytes < least:
+        raise ConfigError(f"size {str(text)!r} is below {least} bytes; give a larger size")
     return num_bytes
 
 
@@ -50,6 +56,18 @@ def format_gib(num_bytes: int | float | None) -> str:
 def format_count(number: int | float | None) -> str:
     """Return a count with thousands separators, `-` for unknown."""
     return "-" if number is None else f"{number:,.0f}"
+
+
+def format_value(value: object, *, num_chars: int = 80) -> str:
+    """Return any value as Python writes it, its middle left out where it is longer."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # beyond the digits or the depth that Python prints
+        return f"a {type(value).__name__} too large to print"
+    if len(text) <= num_chars:
+        return text
+    half = (num_chars - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
 
 
 def format_secs(secs: float) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from click.testing import CliRunner, Result
 from run_dirs import small_run
 
 from autobatch.cli import main
+from autobatch.cli.screen import plain_errors
 from autobatch.config import load_config, resolve
 from autobatch.storage import read_jsonl
 
@@ -120,14 +123,12 @@ def test_a_larger_worst_micro_batch_is_stepped_before_the_run(tuned: Path, tmp_p
     """Other seeds meet other micro-batches; the proof is made anew, under the same limit."""
     config = str(tuned / "tuned.yaml")
     for seed in range(1, 30):  # one that meets more tokens than the proven micro-batch
-        dry = call("launch", config, f"data.seed={seed}", "--dry-run")
+        changes = (f"data.seed={seed}", f"trainer.output_dir={tmp_path / 'run'}")
+        dry = call("launch", config, *changes, "--dry-run")
         if "launch will step it first" in dry.stderr:
             break
     assert "launch will step it first" in dry.stderr
-    result = call(
-        *("launch", config, f"data.seed={seed}", f"trainer.output_dir={tmp_path / 'run'}"),
-        "trainer.total_training_steps=4",
-    )
+    result = call("launch", config, *changes, "trainer.total_training_steps=4")
     assert "stepping it under 12.0 MiB" in result.stderr
     if result.exit_code == 4:  # it does not fit: refused before anything is trained
         assert not (tmp_path / "run").exists()
@@ -135,15 +136,44 @@ def test_a_larger_worst_micro_batch_is_stepped_before_the_run(tuned: Path, tmp_p
     assert 0 == result.exit_code, result.stderr
     saved = resolve(load_config(tmp_path / "run" / "config.yaml"))
     assert saved.tuning is not None
-    assert saved.tuning["winner"]["trial_id"] == saved.tuning["certificate"]["proven_by"]
+    assert "p001" == saved.tuning["winner"]["trial_id"] == saved.tuning["certificate"]["proven_by"]
+    assert ["p001"] == [row["trial_id"] for row in read_jsonl(tmp_path / "run" / "trials.jsonl")]
+    assert (tmp_path / "run" / "probes").is_dir()
+    assert not (tmp_path / ".run.probes").exists()
 
 
-def test_print_command_prints_torchrun_alone(tuned: Path) -> None:
-    """Ready for a shell; words after `--` are passed on."""
-    result = call("launch", "--out", str(tuned), "--print-command", "--", "--max-restarts=2")
+def test_a_printed_command_trains(tuned: Path, tmp_path: Path) -> None:
+    """One line for a shell, alone on stdout; words after `--` are passed on."""
+    result = call(
+        *("launch", str(tuned / "tuned.yaml"), f"trainer.output_dir={tmp_path / 'a run'}"),
+        *("trainer.total_training_steps=1", "--print-command", "--", "--max-restarts=2"),
+    )
     assert 0 == result.exit_code, result.stderr
     assert 1 == len(result.stdout.splitlines())
     assert "--max-restarts=2 -m autobatch.training" in result.stdout
+    finished = subprocess.run(
+        result.stdout, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert 0 == finished.returncode, finished.stderr
+    assert [1] == [row["step"] for row in read_jsonl(tmp_path / "a run" / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--print-command"])
+def test_the_command_is_one_line_or_in_the_record(tuned: Path, tmp_path: Path, flag: str) -> None:
+    """Never wrapped; with --json the record is alone."""
+    arguments = ("launch", str(tuned / "tuned.yaml"), f"trainer.output_dir={tmp_path / 'run'}")
+    record = document(call(*arguments, flag, "--json"))
+    assert f"{record['command']}\n" == call(*arguments, flag).stdout
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    """`nohup autobatch launch` outlives its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with plain_errors():
+            assert signal.SIG_IGN == signal.getsignal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_probe_says_whether_it_fits(inputs: tuple[Path, Path], tmp_path: Path) -> None:
@@ -176,7 +206,9 @@ def test_probe_says_whether_it_fits(inputs: tuple[Path, Path], tmp_path: Path) -
         (("tune", "--device", "cpu", "--liger", "on"), "needs CUDA"),
         (("tune", "--device", "cpu", "--search", "law"), "use bisect"),
         (("tune", "--device", "cpu", "--memory-limit", "lots"), "6GiB"),
-        (("tune", "--device", "cpu", "--memory-limit", "900TiB"), "is above what one rank has"),
+        (("tune", "--device", "cpu", "trainer.device=cpu"), "use --device cpu instead"),
+        (("tune", "--device", "cpu", "--gpu", "b200-180g"), "name a smaller card"),
+        (("tune", "--device", "cpu", "--gpu", "a100-80gb"), "a100-80g"),
         (("tune", "--device", "cpu", "--num-gpus", "0"), "--num-gpus 0 is below 1"),
         (("tune", "--device", "cpu", "--seconds", "-1"), "--seconds -1 is not positive"),
         (("tune", "--device", "cpu", "--train-batch-size", "0"), "is below 1"),
@@ -233,3 +265,14 @@ def test_nothing_fits_is_exit_3_with_the_ways_out(tuned: Path) -> None:
     assert 3 == result.exit_code, result.output
     assert "1.0 MiB" in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_two_searches_in_one_folder_are_refused(tuned: Path) -> None:
+    """They would read each other's trials."""
+    import fcntl
+
+    with (tuned / ".tune.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = call("tune", "--out", str(tuned), "--device", "cpu")
+    assert 1 == result.exit_code
+    assert "another tune or probe is running" in result.stderr

@@ -62,6 +62,7 @@ def test_a_saved_config_reads_the_same_in_both_yaml_readers(tmp_path: Path) -> N
         ("data.train_batch_size=0", "data.train_batch_size=0 is below 1"),
         ("data.val_fraction=1.5", "leaves no row to train on"),
         ("optim.betas=[0.9]", "not two numbers"),
+        ("trainer.logger=[console,wandb]", "trainer.logger=wandb does not work"),
         ("tuning.winner=x", "is evidence"),
         ("lr", "write key=value"),
     ],

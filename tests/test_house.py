@@ -19,7 +19,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
         "errors": (),
         "units": (),
         "records": (),
-        "storage": (),
+        "storage": ("plain", "files", "places"),
         "config": ("schema", "spelling", "checks", "loading", "candidates"),
     },
     {
@@ -28,7 +28,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
         "model": (),
         "laws": (),
         "oom": (),
-        "jobs": ("processes", "endings", "job"),
+        "jobs": ("locks", "processes", "endings", "job"),
     },
     {
         "dataset": (
@@ -48,7 +48,10 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
         "dialects": ("base", "verl", "trl", "llamafactory", "axolotl"),
     },
     {
-        "tuning": ("space", "objective", "bisect", "result", "search", "certificate", "verdict"),
+        "tuning": (
+            *("space", "speed", "objective", "bisect", "result", "schedule", "stepping"),
+            *("search", "certificate", "verdict"),
+        ),
         "preflight": ("rule", "data", "model", "batch", "run", "verl"),
         "launching": (),
         "demo": (),

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ import pytest
 from run_dirs import small_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from autobatch import api
-from autobatch.errors import AutobatchError, ConfigError, RunError
+from autobatch import api, launching
+from autobatch.config import load_config, resolve
+from autobatch.errors import AutobatchError, ConfigError, RunError, StaleError
+from autobatch.hardware.environment import child_environment
+from autobatch.jobs import start_ranks
+from autobatch.preflight.run import check_run
 from autobatch.storage import read_jsonl
 from autobatch.training import checkpoints
 
@@ -101,23 +106,21 @@ def _processes_of(run_dir: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("step", [2, 5])
-def test_kill_nine_then_launch_again_gives_the_same_losses(
-    undisturbed: Path, tmp_path: Path, step: int
-) -> None:
-    """Also where no checkpoint was written yet; workers are gone within two seconds."""
+def test_killed_runs_launched_again_give_the_same_losses(undisturbed: Path, tmp_path: Path) -> None:
+    """Killed before a checkpoint, then after one; workers are gone within two seconds."""
     _, _, config = small_run(tmp_path, trainer__nproc_per_node=2, trainer__save_freq=3)
     run_dir = tmp_path / "run"
-    process = start(config)
-    _wait_for_step(run_dir, step, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    deadline = time.monotonic() + 2
-    while _processes_of(run_dir) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [] == _processes_of(run_dir)
+    for step in (2, 5):
+        process = start(config)
+        _wait_for_step(run_dir, step, process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 2
+        while _processes_of(run_dir) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert [] == _processes_of(run_dir)
     report, _ = launch(config)
-    assert report.start_step <= step
+    assert report.start_step >= 3  # step 5 was made, so the checkpoint after step 3 is whole
     assert losses(undisturbed / "run") == losses(run_dir)
 
 
@@ -130,30 +133,36 @@ def test_a_finished_run_is_not_made_again(undisturbed: Path) -> None:
     assert before == losses(undisturbed / "run")
 
 
+def test_an_adapter_is_the_export_of_a_finished_run(undisturbed: Path, tmp_path: Path) -> None:
+    """LoRA writes adapter_config.json; without any export the run is not finished."""
+    run_dir = _copy(undisturbed, tmp_path)
+    exported = run_dir / "hf" / "config.json"
+    exported.rename(exported.with_name("adapter_config.json"))
+    assert launching.is_finished(run_dir, num_steps=8)
+    shutil.rmtree(run_dir / "hf")
+    assert not launching.is_finished(run_dir, num_steps=8)
+
+
+def test_a_running_run_is_left_where_it_is(undisturbed: Path, tmp_path: Path) -> None:
+    """The lock is taken before anything is moved, also by another name of the directory."""
+    run_dir = _copy(undisturbed, tmp_path)
+    (tmp_path / "link").symlink_to(run_dir)
+    before = losses(run_dir)
+    with launching.locked(run_dir):
+        for name in ("run", "link"):
+            with pytest.raises(RunError, match="another launch is running in"):
+                launch(
+                    undisturbed / "config.yaml",
+                    f"trainer.output_dir={tmp_path / name}",
+                    "trainer.resume_mode=disable",
+                )
+    assert before == losses(run_dir)
+    assert not (tmp_path / "run.1").exists()
+
+
 def _copy(source: Path, target: Path) -> Path:
     shutil.copytree(source / "run", target / "run")
     return target / "run"
-
-
-@pytest.mark.parametrize("damage", ["cut", "missing", "empty", "marker"])
-def test_a_damaged_checkpoint_is_skipped_and_named(
-    undisturbed: Path, tmp_path: Path, damage: str
-) -> None:
-    """The newest whole one is continued (report D07)."""
-    run_dir = _copy(undisturbed, tmp_path)
-    newest = checkpoints.directory_of(run_dir, 8)
-    victim = next(newest.glob("*.distcp"))
-    if damage == "cut":
-        victim.write_bytes(victim.read_bytes()[:-1])
-    elif damage == "missing":
-        victim.unlink()
-    elif damage == "empty":
-        victim.write_bytes(b"")
-    else:
-        (newest / checkpoints.MARKER).unlink()
-    path, skipped = checkpoints.newest(run_dir)
-    assert checkpoints.directory_of(run_dir, 6) == path
-    assert str(newest) in skipped[0]
 
 
 def test_no_whole_checkpoint_is_an_error_not_a_new_run(undisturbed: Path, tmp_path: Path) -> None:
@@ -199,18 +208,52 @@ def test_fewer_ranks_and_another_cut_continue_the_same_curve(
     assert expected == [pytest.approx(row, rel=1e-4) for row in losses(run_dir)]
 
 
-def test_resume_mode_disable_keeps_the_old_run_aside(undisturbed: Path, tmp_path: Path) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AnotherRun:
+    """A run of one step, launched over a finished one with trainer.resume_mode=disable."""
+
+    folder: Path
+    report: api.LaunchReport
+    said: list[str]
+
+
+@pytest.fixture(scope="module")
+def another(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> AnotherRun:
+    """Launched from a folder with a file that is called like a module of the training."""
+    folder = tmp_path_factory.mktemp("another")
+    _copy(undisturbed, folder)
+    (folder / "safetensors.py").write_text("raise RuntimeError('imported from the user folder')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("AB_TEST_OUT", str(folder))
+        report, said = launch(
+            undisturbed / "config.yaml",
+            "trainer.output_dir=${oc.env:AB_TEST_OUT}/run",
+            "trainer.resume_mode=disable",
+            "trainer.total_training_steps=1",
+            "trainer.nproc_per_node=1",
+        )
+    return AnotherRun(folder=folder, report=report, said=said)
+
+
+def test_resume_mode_disable_keeps_the_old_run_aside(another: AnotherRun) -> None:
     """Nothing is overwritten."""
-    run_dir = _copy(undisturbed, tmp_path)
-    report, said = launch(
-        undisturbed / "config.yaml",
-        f"trainer.output_dir={run_dir}",
-        "trainer.resume_mode=disable",
-        "trainer.total_training_steps=1",
-    )
-    assert 1 == report.num_steps
-    assert (tmp_path / "run.1" / "metrics.jsonl").exists()
-    assert any("moved to" in line for line in said)
+    assert 1 == another.report.num_steps == len(losses(another.folder / "run"))
+    assert 8 == len(losses(another.folder / "run.1"))
+    assert any("moved to" in line for line in another.said)
+
+
+def test_a_file_in_the_users_folder_is_no_module_of_the_training(another: AnotherRun) -> None:
+    """Workers import what the launcher does, wherever the user stands."""
+    assert another.report.finished
+    assert "user folder" not in (another.folder / "run" / "train.log").read_text()
+
+
+def test_the_config_of_a_run_keeps_interpolations(another: AnotherRun) -> None:
+    """`${oc.env:X}` stays as written in the run directory."""
+    run_dir = another.folder / "run"
+    assert "${oc.env:AB_TEST_OUT}/run" in (run_dir / "config.yaml").read_text()
+    assert json.loads((run_dir / "hf" / "config.json").read_text())["vocab_size"] == 640
 
 
 def test_a_training_error_is_one_sentence(tmp_path: Path) -> None:
@@ -264,13 +307,55 @@ def test_dry_run_starts_nothing_and_shows_the_command(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_config_of_a_run_keeps_interpolations(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("num_gpus", "words"), [(1, "--num-gpus 1"), (0, "--num-gpus 1")])
+def test_a_config_tuned_for_more_gpus_is_stale(num_gpus: int, words: str) -> None:
+    """Exit 4, and the command that tunes for what is here."""
+    untuned = resolve(load_config(None, ["model.path=m", "trainer.nproc_per_node=2"]))
+    config = replace(
+        untuned, tuning={"winner": {}}, trainer=replace(untuned.trainer, device="cuda")
+    )
+    with pytest.raises(StaleError, match=f"autobatch tune {words}") as caught:
+        list(check_run(config, Path("run"), num_cores=8, num_gpus=num_gpus, torchrun_args=()))
+    assert 4 == caught.value.exit_code
+
+
+def test_children_import_this_package_and_keep_what_the_user_set(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`${oc.env:X}` stays as written in the run directory."""
-    monkeypatch.setenv("AB_TEST_OUT", str(tmp_path))
-    _, _, config = small_run(tmp_path, trainer__output_dir="${oc.env:AB_TEST_OUT}/run")
-    launch(config, "trainer.total_training_steps=1")
-    assert "${oc.env:AB_TEST_OUT}/run" in (tmp_path / "run" / "config.yaml").read_text()
-    assert (tmp_path / "run" / "hf" / "config.json").exists()
-    assert json.loads((tmp_path / "run" / "hf" / "config.json").read_text())["vocab_size"] == 640
+    """PYTHONPATH is led, not replaced; a variable of the user is not given again."""
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    values = child_environment(2, device="cuda")
+    assert f"{ROOT}{os.pathsep}/mine" == values["PYTHONPATH"]
+    assert ("1", ":4096:8") == (values["PYTHONSAFEPATH"], values["CUBLAS_WORKSPACE_CONFIG"])
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    assert "CUBLAS_WORKSPACE_CONFIG" not in child_environment(2, device="cuda")
+
+
+def test_ready_made_ids_outside_the_embedding_are_refused(tmp_path: Path) -> None:
+    """A row of ids is checked too, not only what the tokenizer can give."""
+    from tiny import write_parquet
+
+    _, _, config = small_run(tmp_path)
+    data = write_parquet(tmp_path / "ids.parquet", [{"input_ids": [1, 2, 700]}] * 4)
+    with pytest.raises(ConfigError, match="token id 700, the model's embedding has 640 rows"):
+        launch(config, f"data.train_files=[{data}]")
+
+
+_ASK_FOR_THE_LARGEST = """
+from autobatch.config import load_config, resolve
+from autobatch.engine.device import claim
+config = resolve(load_config(None, ["model.path=m", "trainer.device=cpu"]))
+with claim(config, memory_limit_bytes=2**20) as device:
+    print(device.max_over_ranks(7 + device.rank))
+"""
+
+
+def test_the_peak_told_is_that_of_the_worst_rank(tmp_path: Path) -> None:
+    """Each rank learns the largest value of all."""
+    argv = [sys.executable, "-c", _ASK_FOR_THE_LARGEST]
+    environment = child_environment(2, device="cpu")
+    with start_ranks(argv, num_ranks=2, job_dir=tmp_path, env=environment) as job:
+        assert job.wait(60)
+    logs = [(tmp_path / f"rank{rank}.log").read_text() for rank in (0, 1)]
+    assert ["8", "8"] == [log.splitlines()[-1] for log in logs]

@@ -16,7 +16,12 @@ from autobatch.config import candidate_of, load_config, resolve
 from autobatch.errors import ConfigError, RunError
 from autobatch.jobs import Ending
 from autobatch.probing.answers import judge
-from autobatch.probing.runner import ProbeRunner, error_of, toggle_set_name
+from autobatch.probing.runner import (
+    NUM_EARLY_CHILDREN,
+    ProbeRunner,
+    error_of,
+    toggle_set_name,
+)
 from autobatch.records import Candidate, Load, Toggles, Trial, fits
 
 ROOT = Path(__file__).parent.parent
@@ -273,6 +278,7 @@ def test_the_next_child_waits_ready_and_none_is_left(model, tmp_path):
         folder = str(tmp_path / "children" / "002")
         waiting = [pid for pid in map(int, _pids()) if folder in _words(pid)]
         assert 1 == len(waiting)
+        assert NUM_EARLY_CHILDREN == len(list((tmp_path / "children").iterdir())) - 1
         assert "ok" == step(runner, other, SMALL).outcome
         assert (waiting[0],) == runner.pids
         assert first != runner.pids

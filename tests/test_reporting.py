@@ -30,11 +30,8 @@ from autobatch.reporting import (
     ProfileProgress,
     RunProgress,
     as_text,
-    follow_metrics,
     profile_table,
     read_metrics,
-    read_profile,
-    read_trials,
     read_tuned,
     run_table,
     show,
@@ -43,7 +40,14 @@ from autobatch.reporting import (
     tuned_summary,
 )
 from autobatch.reporting.pictures import log_bins
-from autobatch.storage import append_jsonl, to_plain, write_json
+from autobatch.storage import (
+    append_jsonl,
+    from_plain,
+    read_jsonl,
+    read_record,
+    to_plain,
+    write_json,
+)
 
 GIB = 2**30
 
@@ -269,12 +273,13 @@ def test_a_run_without_rows_is_dashes():
 
 
 def test_what_was_written_is_read_back(tmp_path):
-    """Each source returns the record its writer had."""
+    """Each record returns as its writer had it."""
     write_json(tmp_path / "profile.json", profile())
     append_jsonl(tmp_path / "trials.jsonl", trial())
     append_jsonl(tmp_path / "metrics.jsonl", row(1))
-    assert profile() == read_profile(tmp_path)
-    assert (trial(),) == read_trials(tmp_path)
+    assert profile() == read_record(LengthProfile, tmp_path / "profile.json")
+    (line,) = read_jsonl(tmp_path / "trials.jsonl")
+    assert trial() == from_plain(Trial, line, where="trials.jsonl")
     assert (row(1),) == read_metrics(tmp_path)
 
 
@@ -283,12 +288,6 @@ def test_a_tuned_config_needs_its_evidence(tmp_path):
     save_config(load_config(None), tmp_path / "tuned.yaml")
     with pytest.raises(AutobatchError, match="autobatch tune"):
         read_tuned(tmp_path)
-
-
-def test_a_missing_profile_names_the_next_move(tmp_path):
-    """The error says which command writes the file."""
-    with pytest.raises(AutobatchError, match="autobatch profile"):
-        read_profile(tmp_path)
 
 
 def test_a_damaged_line_is_one_sentence(tmp_path):
@@ -368,20 +367,3 @@ def test_a_tail_reads_a_shortened_file_anew(tmp_path):
     tail.read()
     Path(path).write_text(json.dumps(row(1)) + "\n")
     assert [1] == [r["step"] for r in tail.read()]
-
-
-def test_following_ends_with_the_last_row(tmp_path):
-    """Rows written up to the end of the run are shown, then following returns."""
-    path, stream = tmp_path / "metrics.jsonl", io.StringIO()
-    steps = iter((1, 2))
-
-    def is_running() -> bool:
-        step = next(steps, None)
-        if step is not None:
-            append_jsonl(path, row(step))
-        return step == 1
-
-    progress = RunProgress(2, stream)
-    follow_metrics(path, progress, is_running=is_running, poll_secs=0)
-    progress.close()
-    assert stream.getvalue().splitlines()[-1].startswith("step 2/2")

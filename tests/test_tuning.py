@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import log2
 
@@ -21,15 +22,17 @@ from autobatch.records import Candidate, Load, Toggles, Trial, fits
 from autobatch.storage import read_jsonl
 from autobatch.tuning.bisect import largest_fitting
 from autobatch.tuning.certificate import certify
-from autobatch.tuning.objective import (
-    PlanSample,
-    binding_of,
-    estimate_run_secs,
-    micro_batch_secs,
-    smallest_close_to_best,
-)
+from autobatch.tuning.objective import binding_of, judge_winner
+from autobatch.tuning.schedule import first_timeout_secs, start_secs, starts_child
 from autobatch.tuning.search import search
 from autobatch.tuning.space import candidate_at, fixed_size, load_of, load_tokens, toggle_sets
+from autobatch.tuning.speed import (
+    PlanSample,
+    estimate_run_secs,
+    micro_batch_secs,
+    predicted_secs,
+    smallest_close_to_best,
+)
 from autobatch.tuning.verdict import tuned_config, write_verdict
 
 MIB = 2**20
@@ -215,28 +218,57 @@ def timed(num_tokens: int, secs: float, **changes) -> Trial:
     return trial_of(candidate, load, micro_batch_secs=(secs, secs), **changes)
 
 
-@pytest.mark.parametrize(("num_tokens", "secs"), [(10, 1.0), (15, 1.5), (40, 5.0), (0, 0.0)])
-def test_seconds_are_linear_between_trials_and_beyond(num_tokens, secs):
-    """Through (10, 1), (20, 2), (30, 3.5): inside, above along the last piece, below the first."""
-    trials = [timed(10, 1.0), timed(30, 3.5), timed(20, 2.0)]
-    assert pytest.approx(secs) == micro_batch_secs(trials)(num_tokens)
+@pytest.mark.parametrize(("num_tokens", "secs"), [(0, 1.0), (10, 2.0), (25, 3.5), (50, 6.0)])
+def test_seconds_follow_one_affine_law(num_tokens, secs):
+    """Trials of 1 s + 0.1 s a token promise that between them, below them, beyond them."""
+    trials = [timed(10, 2.0), timed(40, 5.0), timed(20, 3.0)]
+    assert pytest.approx(secs) == micro_batch_secs(trials, own=trials[1])(num_tokens)
 
 
-def test_seconds_are_never_negative():
-    """A steep first piece does not promise negative time for short micro-batches."""
-    assert 0.0 == micro_batch_secs([timed(10, 1.0), timed(20, 5.0)])(1)
+def test_the_law_passes_through_the_candidates_own_trial():
+    """A candidate measured 10 % slower than the law is promised 10 % more at every size."""
+    own = timed(30, 4.4)
+    law = micro_batch_secs([timed(10, 2.0), timed(40, 5.0)], own=own)
+    assert pytest.approx((4.4, 2.2)) == (law(30), law(10))
+
+
+def test_noise_between_close_trials_is_no_slope():
+    """(4000, 1.00 s) and (4040, 1.04 s) promise an eighth of the time for 500 tokens, not 0 s."""
+    trials = [timed(4000, 1.0), timed(4040, 1.04)]
+    assert pytest.approx(0.125) == micro_batch_secs(trials, own=trials[0])(500)
+
+
+@pytest.mark.parametrize("secs", [5.0, 0.5])
+def test_neither_intercept_nor_slope_is_negative(secs):
+    """A steep or a falling pair of trials promises no time below zero, and no less for more."""
+    trials = [timed(10, 1.0), timed(20, secs)]
+    law = micro_batch_secs(trials, own=trials[0])
+    assert 0.0 <= law(0) <= law(1) <= law(1000)
 
 
 def test_one_trial_is_taken_in_proportion():
     """A single trial of 10 tokens in 1 s promises 3 s for 30; failed ones do not count."""
     trials = [timed(10, 1.0), timed(30, 0.1, outcome="oom")]
-    assert pytest.approx(3.0) == micro_batch_secs(trials)(30)
+    assert pytest.approx(3.0) == micro_batch_secs(trials, own=trials[0])(30)
+
+
+def test_only_the_first_two_micro_batches_are_timed():
+    """A third micro-batch of other lengths says nothing about the worst one."""
+    trial = replace(timed(10, 1.0), micro_batch_secs=(1.0, 3.0, 50.0))
+    assert pytest.approx(2.0) == micro_batch_secs([trial], own=trial)(10)
+
+
+def test_a_trials_seconds_grow_with_all_its_micro_batches():
+    """Two of 10 tokens took 4 s in all; two of 10 beside one of 20 take 8 s."""
+    load = Load(micro_batches=((10,), (10,), (20,)))
+    assert pytest.approx(8.0) == predicted_secs([timed(10, 1.0)], load)
 
 
 def test_a_step_waits_for_its_slowest_rank():
     """Two micro-batches, two ranks, half a second of optimizer; ten steps like the one seen."""
     sample = PlanSample(steps=(((10, 20), (30, 10)),), num_steps=10, num_real_tokens=1)
-    assert pytest.approx(10 * (2.0 + 3.0 + 0.5)) == estimate_run_secs(sample, [timed(10, 1.0)])
+    own = timed(10, 1.0)
+    assert pytest.approx(10 * (2.0 + 3.0 + 0.5)) == estimate_run_secs(sample, [own], own=own)
 
 
 def test_the_smallest_of_sizes_as_fast_wins():
@@ -298,37 +330,51 @@ class ArithmeticMachine:
     secs_per_token: float = 0.001
     flaky: random.Random | None = None
     error: str | None = None
+    error_if: Callable[[Toggles], bool] = lambda toggles: True
+    start_secs: float = 0.0  # of another toggle set, and after an out-of-memory
+    slowness: Callable[[Toggles], float] = lambda toggles: 1.0
+    hangs: Callable[[Toggles], bool] = lambda toggles: False
+    fails_again_above: int | None = None  # tokens; a load is then out of memory a second time
     now: float = 0.0
     num_trials: int = 0
     timeouts: list[float] = field(default_factory=list)
+    stepped: list[tuple[Toggles, Load]] = field(default_factory=list)
+    is_down: bool = True
 
     def run(self, candidate: Candidate, load: Load, *, timeout_secs: float) -> Trial:
         """Return what a real prober would."""
         self.num_trials += 1
         self.timeouts.append(timeout_secs)
         tokens = load_tokens(load)
-        secs = self.base_secs + self.secs_per_token * tokens
+        starts = self.is_down or self.stepped[-1][0] != candidate.toggles
+        start_secs = self.start_secs if starts else 0.0
+        secs = (self.base_secs + self.secs_per_token * tokens) * self.slowness(candidate.toggles)
         if candidate.toggles.gradient_checkpointing == "full":
             secs *= 1.3
         peak = 100 + self.bytes_per_token * tokens
         is_flaky = self.flaky is not None and tokens > 200  # near the limit, at random
         bad = peak > self.limit_bytes or (is_flaky and self.flaky.random() < 0.3)
-        outcome = "error" if self.error else "oom" if bad else "ok"
-        if 4 * secs > timeout_secs:
-            outcome, secs = "timeout", timeout_secs / 4
-        self.now += 4 * secs
+        is_again = (candidate.toggles, load) in self.stepped
+        bad |= is_again and self.fails_again_above is not None and tokens > self.fails_again_above
+        is_error = self.error is not None and self.error_if(candidate.toggles)
+        outcome = "error" if is_error else "oom" if bad else "ok"
+        if start_secs + 4 * secs > timeout_secs or self.hangs(candidate.toggles):
+            outcome, start_secs, secs = "timeout", 0.0, timeout_secs / 4
+        self.now += start_secs + 4 * secs
+        self.stepped.append((candidate.toggles, load))
+        self.is_down = outcome != "ok"
         return trial_of(
             candidate,
             load,
             trial_id=f"t{self.num_trials:03d}",
             outcome=outcome,
-            message=self.error,
+            message=self.error if is_error else None,
             memory_limit_bytes=self.limit_bytes,
             peak_reserved_bytes=peak,
-            step_secs=(2 * secs, 2 * secs),
+            step_secs=(2 * secs, 2 * secs) if outcome == "ok" else (),
             micro_batch_secs=(secs, secs),
             optimizer_secs=0.01,
-            seconds=4 * secs,
+            seconds=start_secs + 4 * secs,
         )
 
 
@@ -478,6 +524,192 @@ def test_a_fixed_size_is_the_only_size(model, tmp_path):
         fixed={"data.max_token_len_per_gpu"},
     )
     assert {300} == {trial.candidate.max_token_len_per_gpu for trial in result.trials}
+
+
+# ---- search, under a budget of time -----------------------------------------------
+
+
+@pytest.fixture
+def gpu_search(model, tmp_path):
+    """Sixteen toggle sets (no Liger) on an arithmetic GPU whose processes take 10 s to start."""
+
+    def run(machine, **arguments):
+        plans = lambda candidate: plan_of(candidate, num_rows=400, batch=400)  # noqa: E731
+        cuda = ("trainer.device=cuda", "model.use_liger=false")
+        fixed = ("model.use_liger", *arguments.pop("fixed", ()))
+        return run_search(
+            model, tmp_path, machine, overrides=cuda, fixed=fixed, plans=plans, **arguments
+        )
+
+    return run
+
+
+def selective_is_fastest(toggles: Toggles) -> float:
+    fastest = toggles.use_remove_padding and toggles.gradient_checkpointing == "selective"
+    return 1.0 if fastest else 1.5
+
+
+def test_the_first_set_on_a_gpu_starts_at_a_size_that_tells_its_speed(gpu_search):
+    """A quarter of the largest useful size, halved where it does not fit."""
+    result = gpu_search(ArithmeticMachine(limit_bytes=4000, base_secs=0.1), fixed=ONE_SET)
+    largest = sum(plan_of(result.winner.candidate, num_rows=400, batch=400).lengths)
+    sizes = [trial.candidate.size for trial in result.trials]
+    assert [largest // 4, largest // 8] == sizes[:2]
+
+
+@pytest.mark.parametrize("seconds", [200.0, 300.0, 450.0])
+def test_the_fastest_set_is_found_and_searched_within_the_seconds(gpu_search, seconds):
+    """Screened among the first, then searched to the limit: not the first set wins."""
+    machine = ArithmeticMachine(
+        limit_bytes=4000,
+        base_secs=0.2,
+        secs_per_token=0.0001,
+        start_secs=10.0,
+        slowness=selective_is_fastest,
+    )
+    result = gpu_search(machine, seconds=seconds)
+    assert machine.now <= seconds
+    assert "selective" == result.winner.candidate.toggles.gradient_checkpointing
+    assert result.winner.candidate.size > 0.95 * (4000 - 100)
+    assert all(fits(t) for t in result.trials if t.trial_id in result.tokens_per_sec)
+
+
+def test_a_slow_set_needs_no_exact_limit_under_a_budget(gpu_search):
+    """More than a quarter behind after screening: one trial and its restarts, stopped by time."""
+    machine = ArithmeticMachine(
+        limit_bytes=4000, base_secs=0.2, start_secs=10.0, slowness=selective_is_fastest
+    )
+    result = gpu_search(machine, seconds=600)
+    slow = [s for s in result.searched if selective_is_fastest(s.toggles) > 1]
+    assert {"time"} == {s.stopped_by for s in slow if s.tokens_per_sec}
+    assert machine.now < 600
+
+
+def test_without_a_budget_every_set_is_exact(gpu_search):
+    """Memory or the cap ends every one."""
+    machine = ArithmeticMachine(limit_bytes=2000, base_secs=0.2, secs_per_token=0.0001)
+    result = gpu_search(machine, seconds=None)
+    assert (16, {"oom"}) == (len(result.searched), {s.stopped_by for s in result.searched})
+
+
+def test_a_set_that_hangs_does_not_take_the_time_of_the_others(gpu_search):
+    """Once something fitted, a first trial is given a minute at least, or three shares."""
+    hangs = lambda toggles: toggles.loss_kernel == "logits"  # noqa: E731
+    machine = ArithmeticMachine(
+        limit_bytes=4000, base_secs=0.2, secs_per_token=0.0001, start_secs=10.0, hangs=hangs
+    )
+    result = gpu_search(machine, seconds=600)
+    assert machine.now <= 600
+    hanging = [n for n, trial in enumerate(result.trials) if trial.outcome == "timeout"]
+    assert 60.0 == machine.timeouts[hanging[0]]
+    assert 1 < len({t.candidate.toggles for t in result.trials if fits(t)})
+
+
+# (seconds of its share, seconds by the trials of other sets) -> seconds allowed
+@pytest.mark.parametrize(
+    ("share_secs", "expected", "secs"),
+    [(6.0, None, 900.0), (6.0, 12.0, 60.0), (40.0, 12.0, 120.0), (6.0, 90.0, 270.0)],
+)
+def test_a_first_trial_is_bounded_once_something_fitted(share_secs, expected, secs):
+    """By a minute, three shares, or three times what others took; before, by a quarter hour."""
+    assert secs == first_timeout_secs(share_secs=share_secs, expected=expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "starts"),
+    [
+        ({"outcome": "oom"}, "cpu", False),
+        ({"outcome": "oom"}, "cuda", True),
+        ({"outcome": "oom", "data_parallel_size": 2, "simulated_ranks": 2}, "cpu", True),
+        ({"outcome": "timeout"}, "cpu", True),
+        ({}, "cuda", False),
+    ],
+)
+def test_an_out_of_memory_costs_a_start_but_of_one_rank_on_the_cpu(changes, device, starts):
+    """The account of the CPU leaves a process sound; all others end."""
+    assert starts == starts_child(timed(10, 1.0, **changes), PACKED, device=device)
+
+
+def test_a_start_takes_the_median_of_the_trials_that_started_and_fitted():
+    """10, 12 and 90 s of start make 12; a trial without a start and a hanging one say nothing."""
+    others = [replace(PACKED, gradient_checkpointing=form) for form in ("selective", "full")]
+    trials = [timed(10, 1.0, seconds=14.0), timed(20, 1.0, seconds=4.0)]
+    for toggles, secs in zip(others, (16.0, 94.0), strict=True):
+        trials.append(replace(trials[0], candidate=candidate_at(toggles, 10), seconds=secs))
+    hanging = candidate_at(replace(PACKED, loss_kernel="logits"), 10)
+    trials.append(replace(trials[0], candidate=hanging, seconds=900.0, outcome="timeout"))
+    assert 12.0 == start_secs(trials, device="cuda")
+
+
+# ---- search, where settings are refused or sizes rejected -----------------------
+
+
+def test_a_refused_set_is_left_out_with_the_engines_sentence(model, tmp_path):
+    """The others are searched as if it had not been there."""
+    machine = ArithmeticMachine(
+        limit_bytes=700,
+        base_secs=1.0,
+        error="ConfigError: logits need a kernel; use chunked",
+        error_if=lambda toggles: toggles.loss_kernel == "logits",
+    )
+    result = run_search(model, tmp_path, machine)
+    refused = {k: v for k, v in result.left_out.items() if "logits" in k}
+    assert {"logits need a kernel; use chunked"} == set(refused.values())
+    assert (4, 4) == (len(refused), len(result.searched))
+
+
+@pytest.mark.parametrize("fixed", [(), ONE_SET])
+def test_a_setting_that_every_set_shares_is_refused_at_once(model, tmp_path, fixed):
+    """Two sets that differ in all that is searched are enough to tell."""
+    machine = ArithmeticMachine(limit_bytes=700, error="ConfigError: offload=x is refused; use y")
+    with pytest.raises(ConfigError, match=r"^offload=x is refused; use y$"):
+        run_search(model, tmp_path, machine, fixed=fixed)
+    assert machine.num_trials <= 2
+
+
+def test_a_model_that_cannot_be_built_ends_the_search(model, tmp_path):
+    """The model is the same for every toggle set."""
+    machine = ArithmeticMachine(limit_bytes=700, error="ModelError: no such layer")
+    with pytest.raises(ConfigError, match="no such layer"):
+        run_search(model, tmp_path, machine)
+    assert 1 == machine.num_trials
+
+
+def test_a_rejected_winner_leaves_the_evidence(model, tmp_path):
+    """Nothing from the rejected size up is a limit, a best trial or a speed any more."""
+    machine = ArithmeticMachine(limit_bytes=600, base_secs=1.0, fails_again_above=300)
+    result = run_search(model, tmp_path, machine, fixed=ONE_SET)
+    (searched,) = result.searched
+    fitted = {t.candidate for t in result.trials if fits(t)}
+    rejected = min(t.candidate.size for t in result.trials if t.outcome == "oom")
+    assert rejected in {candidate.size for candidate in fitted}
+    told = [t.candidate.size for t in result.trials if t.trial_id in result.tokens_per_sec]
+    assert max(told) == searched.largest < rejected
+    assert load_tokens(result.winner.load) <= 300
+
+
+def test_memory_binds_a_winner_below_a_rejected_size(model, tmp_path):
+    """The size that failed its second step is the reason."""
+    machine = ArithmeticMachine(limit_bytes=600, base_secs=1.0, fails_again_above=400)
+    result = run_search(model, tmp_path, machine, fixed=ONE_SET)
+    assert "memory" == result.binding
+    assert "ran out of memory" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("others", "stopped_by", "binding", "why"),
+    [
+        ([], "time", "host", "the time ended before a larger one was tried"),
+        ([{"outcome": "oom"}], "time", "memory", "the time ended before a size between"),
+        ([{"outcome": "timeout"}], "time", "host", "did not end in time"),
+        ([], "cap", "global_batch", "no larger micro-batch"),
+    ],
+)
+def test_the_reason_is_what_was_seen(others, stopped_by, binding, why):
+    """Memory binds if a larger size failed, the global batch at the cap; time is said."""
+    trials = [timed(100, 1.0), *(timed(200, 1.0, **changes) for changes in others)]
+    found = judge_winner(trials[0], trials=trials, speed=1.0, stopped_by=stopped_by)
+    assert (binding, True) == (found[0], why in found[1])
 
 
 # ---- verdict -----------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from autobatch.api.inputs import Inputs, Talk
 from autobatch.config import candidate_of, with_values
 from autobatch.errors import ConfigError, StaleError
 from autobatch.hardware.environment import describe
+from autobatch.launching import beside
 from autobatch.plan.epochs import Plan
 from autobatch.plan.worst import worst_micro_batch
 from autobatch.probing.runner import ProbeRunner, error_of
@@ -23,6 +25,16 @@ from autobatch.units import format_gib
 
 ON_STALE = ("refuse", "warn")
 _TIMEOUT_SECS = 900.0
+_TRIAL_PREFIX = "p"  # of launch; those of a search begin with t
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proven:
+    """A config with the certificate of its plan."""
+
+    config: DictConfig
+    trial: Trial | None = None  # stepped just now; None: an older trial covers the plan
+    probes: Path | None = None  # the folder of its probe
 
 
 def check_on_stale(on_stale: str) -> None:
@@ -44,11 +56,12 @@ def certified(
     on_stale: str,
     dry_run: bool,
     talk: Talk,
-) -> DictConfig:
+) -> Proven:
     """Return the config with the certificate of this very plan.
 
     The plan is replayed. Where its worst micro-batch is larger than the one that was stepped
-    (other rows, another seed, more epochs), that one is stepped now, under the same limit.
+    (other rows, another seed, more epochs), that one is stepped now, under the same limit, in a
+    folder beside `run_dir`, which stays as it is.
 
     Raises:
         StaleError: if model, versions, toggles or ranks changed, or the new worst micro-batch
@@ -57,7 +70,7 @@ def certified(
     tuning = inputs.config.tuning
     if tuning is None:
         talk("warning: this config was never tuned, so nothing proves that it fits in memory")
-        return loaded
+        return Proven(config=loaded)
     proven = from_plain(Trial, tuning["winner"], where="tuning.winner")
     changed = _changes(tuning, inputs, plan, proven)
     if changed:
@@ -65,7 +78,8 @@ def certified(
         if on_stale == "refuse":
             raise StaleError(f"{sentence}; run `autobatch tune` again, or launch --on-stale warn")
         talk(f"warning: {sentence}; it is launched all the same, unproven")
-        return _with(loaded, tuning, replace(certify(plan, proven), proven_by=None), proven)
+        unproven = replace(certify(plan, proven), proven_by=None)
+        return Proven(config=_with(loaded, tuning, unproven, proven))
     certificate = recertify(plan, proven=proven)
     if certificate is not None:
         if certificate.plan_hash != tuning["certificate"]["plan_hash"]:
@@ -74,12 +88,14 @@ def certified(
                 f"{certificate.num_micro_batches:,} were replayed, none is larger than the "
                 "proven one"
             )
-        return _with(loaded, tuning, certificate, proven)
+        return Proven(config=_with(loaded, tuning, certificate, proven))
     if dry_run:
         talk("the worst micro-batch is larger than the proven one; launch will step it first")
-        return loaded
-    trial = _step_worst(loaded, inputs, plan, proven, run_dir, talk)
-    return _with(loaded, tuning, certify(plan, trial), trial)
+        return Proven(config=loaded)
+    probes = beside(run_dir, "probes")
+    trial = _step_worst(loaded, inputs, plan, proven, probes, talk)
+    config = _with(loaded, tuning, certify(plan, trial), trial)
+    return Proven(config=config, trial=trial, probes=probes)
 
 
 def _changes(tuning: dict[str, Any], inputs: Inputs, plan: Plan, proven: Trial) -> list[str]:
@@ -99,14 +115,14 @@ def _changes(tuning: dict[str, Any], inputs: Inputs, plan: Plan, proven: Trial) 
 
 
 def _step_worst(
-    loaded: DictConfig, inputs: Inputs, plan: Plan, proven: Trial, run_dir: Path, talk: Talk
+    loaded: DictConfig, inputs: Inputs, plan: Plan, proven: Trial, probes: Path, talk: Talk
 ) -> Trial:
     _, worst = worst_micro_batch(plan)
     talk(
         f"the worst micro-batch is larger than the proven one: {worst.tokens:,} tokens at step "
         f"{worst.step + 1}; stepping it under {format_gib(proven.memory_limit_bytes)}"
     )
-    probes = run_dir.parent / "probes"
+    shutil.rmtree(probes, ignore_errors=True)  # of a launch that was killed
     with ProbeRunner(
         out_dir=probes,
         config=loaded,
@@ -115,13 +131,13 @@ def _step_worst(
         stand_in_for=proven.stand_in_for,
         memory_limit_bytes=proven.memory_limit_bytes,
         environment=describe(device=inputs.config.trainer.device),
+        trial_prefix=_TRIAL_PREFIX,
     ) as runner:
-        trial = runner.run(
-            candidate_of(inputs.config), load_of(plan), timeout_secs=_TIMEOUT_SECS
-        )
+        trial = runner.run(candidate_of(inputs.config), load_of(plan), timeout_secs=_TIMEOUT_SECS)
     if trial.outcome == "error":
         raise error_of(trial, out_dir=probes)
     if not fits(trial):
+        shutil.rmtree(probes)
         raise StaleError(
             f"the tuned config is stale: its worst micro-batch now has {worst.tokens:,} tokens "
             f"and does not fit ({trial.outcome}); run `autobatch tune` again"

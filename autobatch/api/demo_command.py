@@ -14,6 +14,7 @@ from autobatch.records import LengthProfile, Trial
 from autobatch.storage import make_out_dir
 
 NUM_RANKS = 2
+MEMORY_LIMIT = "64MiB"  # small enough for the search to meet its end
 SEARCH_SECS = 70.0
 
 
@@ -40,6 +41,7 @@ def demo(
         out=out,
         device="cpu",
         num_gpus=NUM_RANKS,
+        memory_limit=MEMORY_LIMIT,
         seconds=SEARCH_SECS,
         overrides=[*paths.overrides, "trainer.resume_mode=disable"],
         talk=talk,

@@ -27,11 +27,6 @@ from autobatch.records import Candidate, LengthProfile, ModelSpec
 Talk = Callable[[str], None]
 RowProgress = Callable[[int, int | None], None]
 
-DEFAULT_OUT = "autobatch-out"
-PROFILE_FILE = "profile.json"
-TUNED_FILE = "tuned.yaml"
-TRIALS_FILE = "trials.jsonl"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
@@ -108,12 +103,20 @@ def check_inputs(inputs: Inputs, plan: Plan, *, needs_weights: bool) -> list[str
             inputs.config,
             inputs.spec,
             longest_row=longest,
-            largest_id=largest_token_id(tokenizer_dir(inputs.config)),
+            largest_id=_largest_id(inputs),
             needs_weights=needs_weights,
         ),
         *check_batch(plan),
     ]
     return [finding.message for finding in warnings_or_raise(findings)]
+
+
+def _largest_id(inputs: Inputs) -> int:
+    """Return the largest id that data or tokenizer can bring; ready-made ids know no tokenizer."""
+    largest = largest_token_id(tokenizer_dir(inputs.config))
+    if inputs.profile.data.format == "input_ids":
+        largest = max(largest, int(np.max(inputs.cache.tokens)))
+    return largest
 
 
 def absolute(path: str) -> str:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autobatch import launching
-from autobatch.api.certifying import certified, check_on_stale
-from autobatch.api.inputs import (
-    DEFAULT_OUT,
-    TUNED_FILE,
-    Inputs,
-    RowProgress,
-    Talk,
-    check_inputs,
-    read_inputs,
-)
-from autobatch.config import Config, candidate_of, load_config, resolve
+from autobatch.api.certifying import Proven, certified, check_on_stale
+from autobatch.api.inputs import Inputs, RowProgress, Talk, check_inputs, read_inputs
+from autobatch.config import Config, candidate_of, load_config, resolve, save_config
 from autobatch.errors import StaleError
 from autobatch.hardware.environment import num_cores
 from autobatch.hardware.limit import cpu_memory_limit, gpu_memory_limit
@@ -29,6 +21,7 @@ from autobatch.plan.epochs import Plan, num_steps, order_hash
 from autobatch.preflight.batch import arithmetic
 from autobatch.preflight.rule import warnings_or_raise
 from autobatch.preflight.run import check_run
+from autobatch.storage import DEFAULT_OUT, TUNED_FILE
 from autobatch.training import checkpoints
 from autobatch.units import format_gib, format_secs
 
@@ -42,7 +35,7 @@ class LaunchReport:
     hf_dir: Path
     num_steps: int
     start_step: int
-    finished: bool  # False: dry run
+    finished: bool  # False: nothing was started
     seconds: float
 
 
@@ -53,6 +46,7 @@ def launch(
     out: str | Path = DEFAULT_OUT,
     torchrun_args: Sequence[str] = (),
     dry_run: bool = False,
+    print_command: bool = False,
     on_stale: str = "refuse",
     talk: Talk,
     on_row: Callable[[dict[str, Any]], None] | None = None,
@@ -61,6 +55,8 @@ def launch(
 ) -> LaunchReport:
     """Check a tuned config against what is here, then train it, or continue its run.
 
+    `dry_run` starts and writes nothing. `print_command` trains nothing either, but proves the
+    config and writes it to the run directory, so that the report's command can be run.
     `on_start` is told the number of optimizer steps, `on_row` each row of metrics.jsonl.
 
     Raises:
@@ -93,62 +89,84 @@ def launch(
         ),
     ]:
         talk(f"warning: {message}")
-    loaded = certified(
-        loaded, inputs, plan, run_dir=run_dir, on_stale=on_stale, dry_run=dry_run, talk=talk
-    )
-    resolved = resolve(loaded)
-    limit = _memory_limit(resolved, talk)
-    assert inputs.profile.cache_dir is not None
-    cache_dir = Path(inputs.profile.cache_dir)
-    command = shlex.join(
-        launching.torchrun_command(
+    with nullcontext() if dry_run else launching.locked(run_dir):
+        for message in launching.check_continues(resolved, run_dir):
+            talk(f"warning: {message}")
+        start_step = _start_step(resolved, run_dir, plan, talk)
+        starts_anew = resolved.trainer.resume_mode == "disable"
+        is_done = not starts_anew and launching.is_finished(run_dir, num_steps=steps)
+        keeps_config = is_done or (print_command and launching.holds_run(run_dir))
+        proof = certified(
+            loaded,
+            inputs,
+            plan,
+            run_dir=run_dir,
+            on_stale=on_stale,
+            dry_run=dry_run or keeps_config,
+            talk=talk,
+        )
+        resolved = resolve(proof.config)
+        limit = _memory_limit(resolved, talk)
+        assert inputs.profile.cache_dir is not None
+        cache_dir = Path(inputs.profile.cache_dir)
+        argv = launching.torchrun_command(
             resolved,
             run_dir,
             cache_dir=cache_dir,
             memory_limit_bytes=limit,
             torchrun_args=torchrun_args,
         )
-    )
-
-    def report(*, finished: bool, start_step: int, seconds: float) -> LaunchReport:
-        return LaunchReport(
-            command=command,
+        report = LaunchReport(
+            command=launching.shell_line(resolved, argv),
             run_dir=run_dir,
             hf_dir=run_dir / "hf",
             num_steps=steps,
             start_step=start_step,
-            finished=finished,
-            seconds=seconds,
+            finished=False,
+            seconds=0.0,
         )
+        if dry_run:
+            return report
+        if print_command:
+            if keeps_config:
+                talk(
+                    f"warning: {run_dir} holds a run, so the command continues it under the "
+                    "config there; choose another trainer.output_dir for another run"
+                )
+            else:
+                _keep(proof, run_dir)
+            return report
+        if starts_anew:
+            aside = launching.move_aside(run_dir)
+            if aside is not None:
+                talk(f"the run in {run_dir} was moved to {aside}")
+        if is_done:
+            talk(
+                f"the run in {run_dir} has made all its {steps} steps; nothing to do "
+                "(trainer.resume_mode=disable starts anew, and keeps the old run beside it)"
+            )
+            return replace(report, finished=True, start_step=steps)
+        if on_start is not None:
+            on_start(steps)
+        _keep(proof, run_dir)
+        result = launching.run_job(
+            resolved,
+            run_dir,
+            cache_dir=cache_dir,
+            memory_limit_bytes=limit,
+            num_steps=steps,
+            start_step=start_step,
+            torchrun_args=torchrun_args,
+            on_row=on_row or (lambda row: None),
+        )
+        return replace(report, finished=True, seconds=result.seconds)
 
-    for message in launching.check_continues(resolved, run_dir):
-        talk(f"warning: {message}")
-    start_step = _start_step(resolved, run_dir, plan, talk)
-    if dry_run:
-        return report(finished=False, start_step=start_step, seconds=0.0)
-    if resolved.trainer.resume_mode == "disable":
-        aside = launching.move_aside(run_dir)
-        if aside is not None:
-            talk(f"the run in {run_dir} was moved to {aside}")
-    elif launching.is_finished(run_dir, num_steps=steps):
-        talk(
-            f"the run in {run_dir} has made all its {steps} steps; nothing to do "
-            "(trainer.resume_mode=disable starts anew, and keeps the old run beside it)"
-        )
-        return report(finished=True, start_step=steps, seconds=0.0)
-    if on_start is not None:
-        on_start(steps)
-    result = launching.run_job(
-        loaded,
-        run_dir,
-        cache_dir=cache_dir,
-        memory_limit_bytes=limit,
-        num_steps=steps,
-        start_step=start_step,
-        torchrun_args=torchrun_args,
-        on_row=on_row or (lambda row: None),
-    )
-    return report(finished=True, start_step=result.start_step, seconds=result.seconds)
+
+def _keep(proof: Proven, run_dir: Path) -> None:
+    """Write what a training reads, and the proof that it fits."""
+    if proof.trial is not None:
+        launching.keep_proof(proof.trial, proof.probes, run_dir)
+    save_config(proof.config, run_dir / launching.CONFIG_FILE)
 
 
 def _introduce(path: Path, inputs: Inputs, plan: Plan, talk: Talk) -> None:

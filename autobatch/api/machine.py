@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from omegaconf import DictConfig
 
 from autobatch.api.inputs import Talk
 from autobatch.errors import ConfigError
@@ -11,6 +16,8 @@ from autobatch.hardware.environment import describe
 from autobatch.hardware.limit import cpu_memory_limit, gpu_memory_limit
 from autobatch.hardware.named import named_gpu
 from autobatch.hardware.present import named_of, present_gpus
+from autobatch.jobs import exclusive
+from autobatch.probing.runner import ProbeRunner
 from autobatch.units import format_gib, parse_size
 
 
@@ -52,7 +59,7 @@ def find_machine(
         raise ConfigError(f"--device {device} is unknown; use cpu or cuda")
     named = None if gpu is None else named_gpu(gpu)
     limit_bytes = None if memory_limit is None else parse_size(memory_limit)
-    headroom_bytes = 0 if headroom is None else parse_size(headroom)
+    headroom_bytes = 0 if headroom is None else parse_size(headroom, least=0)
     cards = () if device == "cpu" else present_gpus()
     if device is None and not cards:
         raise ConfigError(
@@ -65,13 +72,13 @@ def find_machine(
             "nvidia-smi); use --device cpu"
         )
     if not cards:
-        named_bytes = None if named is None else named.visible_memory_bytes - headroom_bytes
-        asked = min((b for b in (limit_bytes, named_bytes) if b is not None), default=None)
         limit = cpu_memory_limit(
             num_local_ranks=num_gpus,
-            memory_limit_bytes=asked,
-            headroom_bytes=0 if asked is not None else headroom_bytes,
+            memory_limit_bytes=limit_bytes,
+            headroom_bytes=headroom_bytes,
+            named=named,
         )
+        _tell_lowered(limit_bytes, limit, talk)
         if named is not None:
             talk(
                 f"stepping on the CPU under the {format_gib(limit)} of {named.name}: "
@@ -88,9 +95,13 @@ def find_machine(
         )
     card = cards[0]
     here = named_of(card.vendor_name)
-    limit = gpu_memory_limit(
-        card=card, named=named, memory_limit_bytes=limit_bytes, headroom_bytes=headroom_bytes
+    limit = min(
+        gpu_memory_limit(
+            card=one, named=named, memory_limit_bytes=limit_bytes, headroom_bytes=headroom_bytes
+        )
+        for one in cards[: 1 if num_gpus > len(cards) else num_gpus]
     )
+    _tell_lowered(limit_bytes, limit, talk)
     stands_in = named is not None and (here is None or here.name != named.name)
     if stands_in:
         assert named is not None
@@ -116,3 +127,34 @@ def find_machine(
         limit_bytes=limit,
         environment=describe(device="cuda"),
     )
+
+
+@contextmanager
+def prober_on(machine: Machine, config: DictConfig, out_dir: Path) -> Iterator[ProbeRunner]:
+    """Yield what steps candidates on the machine; one at a time in an output folder.
+
+    Raises:
+        RunError: if another tune or probe is running there.
+    """
+    refusal = f"another tune or probe is running in {out_dir}; wait for it, or choose another --out"
+    with (
+        exclusive(out_dir / ".tune.lock", refusal=refusal),
+        ProbeRunner(
+            out_dir=out_dir / "probes",
+            config=config,
+            num_ranks=machine.num_ranks,
+            memory_limit_bytes=machine.limit_bytes,
+            environment=machine.environment,
+            stand_in_for=machine.stand_in_for,
+            simulated_ranks=machine.simulated_ranks,
+        ) as runner,
+    ):
+        yield runner
+
+
+def _tell_lowered(asked_bytes: int | None, limit_bytes: int, talk: Talk) -> None:
+    if asked_bytes is not None and limit_bytes < asked_bytes:
+        talk(
+            f"the limit is {format_gib(limit_bytes)}: of the {format_gib(asked_bytes)} asked for, "
+            "that is what one rank has here"
+        )

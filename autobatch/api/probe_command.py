@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autobatch.api.inputs import DEFAULT_OUT, Talk, absolute
-from autobatch.api.machine import find_machine
+from autobatch.api.inputs import Talk, absolute
+from autobatch.api.machine import find_machine, prober_on
 from autobatch.config import candidate_of, load_config, overridden_keys, resolve, with_values
 from autobatch.errors import ConfigError
 from autobatch.model import read_model_spec
-from autobatch.probing.runner import ProbeRunner, error_of
+from autobatch.probing.runner import error_of
 from autobatch.records import Load, Trial
-from autobatch.storage import make_out_dir
+from autobatch.storage import DEFAULT_OUT, make_out_dir
 from autobatch.units import round_up
 
 DEFAULT_TIMEOUT_SECS = 900.0
@@ -77,15 +77,7 @@ def probe(
     out_dir = make_out_dir(Path(out))
     padded_to = None if tokens is not None else round_up(length, 8)
     talk(f"stepping {len(lengths)} rows of {length} tokens, twice in each of two steps")
-    with ProbeRunner(
-        out_dir=out_dir / "probes",
-        config=config,
-        num_ranks=machine.num_ranks,
-        memory_limit_bytes=machine.limit_bytes,
-        environment=machine.environment,
-        stand_in_for=machine.stand_in_for,
-        simulated_ranks=machine.simulated_ranks,
-    ) as runner:
+    with prober_on(machine, config, out_dir) as runner:
         trial = runner.run(
             candidate_of(resolve(config)),
             Load(micro_batches=(lengths, lengths), padded_to=padded_to),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from autobatch.api.inputs import DEFAULT_OUT, PROFILE_FILE, RowProgress, absolute
+from autobatch.api.inputs import RowProgress, absolute
 from autobatch.dataset.profiling import profile_lengths
 from autobatch.errors import ConfigError
 from autobatch.records import LengthProfile
-from autobatch.storage import make_out_dir, write_json
+from autobatch.storage import DEFAULT_OUT, PROFILE_FILE, make_out_dir, write_json
 
 
 def profile(

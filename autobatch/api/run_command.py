@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autobatch.api.inputs import DEFAULT_OUT, RowProgress, Talk
+from autobatch.api.inputs import RowProgress, Talk, data_keys
 from autobatch.api.launch_command import LaunchReport, launch
 from autobatch.api.profile_command import profile
 from autobatch.api.tune_command import TuneReport, tune
@@ -15,6 +15,7 @@ from autobatch.config import load_config, resolve
 from autobatch.errors import ConfigError
 from autobatch.model import read_model_spec
 from autobatch.records import LengthProfile, Trial
+from autobatch.storage import DEFAULT_OUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,8 @@ def run(
         AutobatchError: as the three commands do; a model without weights before any work.
     """
     spec = read_model_spec(model)
-    if not spec.has_weights and resolve(load_config(None, overrides)).model.init != "random":
+    config = resolve(load_config(None, overrides))
+    if not spec.has_weights and config.model.init != "random":
         raise ConfigError(
             f"{model} holds no weights (*.safetensors); give a directory with weights, or "
             "model.init=random to train from random ones"
@@ -59,9 +61,9 @@ def run(
     measured = profile(
         data,
         model=model,
-        tokenizer=tokenizer,
-        format=format,
-        keys=keys,
+        tokenizer=tokenizer or config.model.tokenizer_path,
+        format=config.data.format if format == "auto" else format,
+        keys={**data_keys(config), **(keys or {})},
         out=out,
         progress=progress,
     )

@@ -9,18 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from autobatch.api.inputs import (
-    DEFAULT_OUT,
-    PROFILE_FILE,
-    TUNED_FILE,
-    Inputs,
-    RowProgress,
-    Talk,
-    absolute,
-    check_inputs,
-    read_inputs,
-)
-from autobatch.api.machine import Machine, find_machine
+from autobatch.api.inputs import Inputs, RowProgress, Talk, absolute, check_inputs, read_inputs
+from autobatch.api.machine import Machine, find_machine, prober_on
 from autobatch.config import Config, load_config, overridden_keys, resolve, with_values
 from autobatch.dataset.truncation import cut_lengths, trainable
 from autobatch.errors import AutobatchError, ConfigError
@@ -28,9 +18,8 @@ from autobatch.hardware.environment import num_cores
 from autobatch.preflight.batch import arithmetic
 from autobatch.preflight.rule import warnings_or_raise
 from autobatch.preflight.run import check_run
-from autobatch.probing.runner import ProbeRunner
 from autobatch.records import Candidate, Certificate, LengthProfile, Toggles, Trial
-from autobatch.storage import make_out_dir, read_record
+from autobatch.storage import DEFAULT_OUT, PROFILE_FILE, TUNED_FILE, make_out_dir, read_record
 from autobatch.tuning.certificate import certify
 from autobatch.tuning.result import SearchResult
 from autobatch.tuning.search import search
@@ -104,6 +93,7 @@ def tune(
         gradient_checkpointing=gradient_checkpointing,
     )
     settings = [*flags, *overrides]
+    _refuse_machine_keys(overrides)
     known = _read_profile(profile, out_dir, settings)
     config = _base_config(known, model, out_dir, machine, settings)
     inputs = read_inputs(resolve(config), progress=progress)
@@ -111,15 +101,7 @@ def tune(
     resolved = resolve(config)
     _tell_and_check(inputs, resolved, out_dir, machine, talk)
     ranks = machine.data_parallel_size
-    with ProbeRunner(
-        out_dir=out_dir / "probes",
-        config=config,
-        num_ranks=machine.num_ranks,
-        memory_limit_bytes=machine.limit_bytes,
-        environment=machine.environment,
-        stand_in_for=machine.stand_in_for,
-        simulated_ranks=machine.simulated_ranks,
-    ) as runner:
+    with prober_on(machine, config, out_dir) as runner:
         result = search(
             config=resolved,
             spec=inputs.spec,
@@ -178,6 +160,17 @@ def _flag_settings(
     if gradient_checkpointing != "auto":
         settings.append(f"model.gradient_checkpointing={gradient_checkpointing}")
     return settings
+
+
+def _refuse_machine_keys(overrides: Sequence[str]) -> None:
+    keys = overridden_keys(overrides)
+    for key, flag in (
+        ("trainer.device", "--device cpu"),
+        ("trainer.nproc_per_node", "--num-gpus N"),
+        ("trainer.nnodes", "--num-gpus N"),
+    ):
+        if key in keys:
+            raise ConfigError(f"{key} is decided by where tune steps; use {flag} instead")
 
 
 def _read_profile(

@@ -10,7 +10,9 @@ import click
 import autobatch
 from autobatch.cli.options import (
     KEY_OPTIONS,
+    Entry,
     PassThrough,
+    Seconds,
     data_options,
     machine_options,
     out_options,
@@ -19,7 +21,7 @@ from autobatch.cli.options import (
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Entry, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(autobatch.__version__, prog_name="autobatch")
 def main() -> None:
     """Measured batch settings for fine-tuning language models: profile, tune, launch."""
@@ -98,7 +100,7 @@ def tune_command(settings: tuple[str, ...], as_json: bool, search: str, **argume
 @click.option("--length", type=int, required=True, help="Tokens of each row.")
 @click.option("--tokens", type=int, help="Tokens of a packed micro-batch.")
 @click.option("--micro-batch-size", type=int, help="Rows of a padded micro-batch.")
-@click.option("--seconds", type=float, help="Most time for it; default: 900.")
+@click.option("--seconds", type=Seconds(), help="Most time for it; default: 900.")
 @machine_options
 @out_options
 def probe_command(settings: tuple[str, ...], as_json: bool, **arguments: Any) -> None:
@@ -121,7 +123,9 @@ def probe_command(settings: tuple[str, ...], as_json: bool, **arguments: Any) ->
 @main.command("launch", cls=PassThrough)
 @click.argument("words", nargs=-1, metavar="[tuned.yaml] [KEY=VALUE]... [-- TORCHRUN ARGS]")
 @click.option("--dry-run", is_flag=True, help="Check everything, start nothing.")
-@click.option("--print-command", is_flag=True, help="Print the torchrun command, start nothing.")
+@click.option(
+    "--print-command", is_flag=True, help="Write its config, print the command; train nothing."
+)
 @click.option(
     "--on-stale",
     default="refuse",
@@ -158,7 +162,8 @@ def launch_command(
             overrides=settings,
             out=out,
             torchrun_args=ctx.meta.get("autobatch.passed", ()),
-            dry_run=dry_run or print_command,
+            dry_run=dry_run,
+            print_command=print_command,
             on_stale=on_stale,
             talk=talk,
             on_row=steps.update,
@@ -166,10 +171,11 @@ def launch_command(
             progress=rows.update,
         )
         steps.close()
-        if print_command:
-            click.echo(report.command)
-        else:
+        if as_json or report.finished:
             print_result(launch_record(report), launch_view(report), as_json=as_json)
+        else:
+            talk("nothing was started; the command is:")
+            click.echo(report.command)
 
 
 @main.command("run", cls=PassThrough)

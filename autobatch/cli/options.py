@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+import io
+import math
+import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from autobatch.api.inputs import DEFAULT_OUT
+from autobatch.storage import DEFAULT_OUT
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 KEY_OPTIONS = ("prompt_key", "response_key", "messages_key", "text_key", "tools_key")
+
+
+class Entry(click.Group):
+    """The group of commands: it prints any text on any terminal, and ends as the shell expects."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command; what the terminal cannot print is written as an escape."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; an interrupt while it still imports is an interrupt too."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            click.echo("autobatch: interrupted", err=True)
+            raise SystemExit(128 + signal.SIGINT) from error
+
+
+class Seconds(click.ParamType):
+    """A time limit: a positive, finite number."""
+
+    name = "float"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number of seconds; fail for nan, inf, zero and less."""
+        secs = float(click.FLOAT.convert(value, param, ctx))
+        if not (math.isfinite(secs) and secs > 0):
+            self.fail(f"{value} is no time to wait; give a number of seconds above 0.", param, ctx)
+        return secs
 
 
 class PassThrough(click.Command):
@@ -143,9 +181,7 @@ def tune_options(command: Command) -> Command:
                 show_default=True,
                 help="bisect: double until memory ends, then halve to the exact limit.",
             ),
-            click.option(
-                "--seconds", type=float, help="Time for the search; default on the CPU: 600."
-            ),
+            click.option("--seconds", type=Seconds(), help="Time for the search; default: 600."),
         ),
         command,
     )
@@ -156,5 +192,5 @@ def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
     plain: list[str] = []
     settings: list[str] = []
     for word in words:
-        (settings if "=" in word and not Path(word).exists() else plain).append(word)
+        (settings if "=" in word and not os.path.exists(word) else plain).append(word)
     return plain, settings

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -26,10 +29,20 @@ def talk(message: str) -> None:
 
 def print_result(record: Any, renderable: RenderableType | None, *, as_json: bool) -> None:
     """Print the record as one JSON document, or what people read."""
-    if as_json:
-        click.echo(json.dumps(to_plain(record), indent=1, ensure_ascii=False))
-    elif renderable is not None:
-        show(renderable, sys.stdout)
+    try:
+        if as_json:
+            click.echo(json.dumps(to_plain(record), indent=1, ensure_ascii=False))
+        elif renderable is not None:
+            show(renderable, sys.stdout)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _settle_stdout()
+        raise AutobatchError(
+            f"cannot print the result: {error.strerror or error}; send it to another place"
+        ) from error
 
 
 def say_trial(trial: Trial, note: str) -> None:
@@ -103,7 +116,11 @@ def plain_errors(*parts: Rows | Steps) -> Iterator[None]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    previous = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {
+        number: signal.signal(number, on_signal)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup: the user's wish
+    }
     try:
         yield
     except AutobatchError as error:
@@ -115,11 +132,60 @@ def plain_errors(*parts: Rows | Steps) -> Iterator[None]:
         click.echo("autobatch: interrupted", err=True)
         raise SystemExit(128 + signal.SIGINT) from error
     except BrokenPipeError as error:
+        _settle_stdout()
         raise SystemExit(128 + signal.SIGPIPE) from error
+    except OSError as error:  # the machine's answer, not our fault
+        _close(parts)
+        _settle_stdout()
+        named = f"cannot use {error.filename}" if error.filename else "the system refuses"
+        click.echo(
+            f"autobatch: {named}: {error.strerror or error}; check the path, its permissions and "
+            "the free space",
+            err=True,
+        )
+        raise SystemExit(1) from error
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        # The last resort, here alone: whatever nobody foresaw is our fault, so the user gets
+        # a sentence, and the traceback goes where a bug report can fetch it.
+        _close(parts)
+        click.echo(f"autobatch: {_own_fault(error)}", err=True)
+        raise SystemExit(1) from error
     finally:
         _close(parts)
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _own_fault(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or ["no message"])[0][:200]
+    said = f"this is a fault of autobatch, {type(error).__name__}: {first}"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w",
+            encoding="utf-8",
+            errors="backslashreplace",
+            prefix="autobatch-fault-",
+            suffix=".txt",
+            delete=False,
+        ) as stream:
+            traceback.print_exception(error, file=stream)
+    except OSError as reason:
+        return f"{said}; please report it (no traceback could be written: {reason.strerror})"
+    return f"{said}; please report it with the traceback in {stream.name}"
+
+
+def _settle_stdout() -> None:
+    """Send what stdout refuses to nowhere, so that leaving Python does not fail again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (ValueError, AttributeError):
+        pass  # closed, or none
 
 
 def _close(parts: tuple[Rows | Steps, ...]) -> None:

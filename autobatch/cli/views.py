@@ -86,9 +86,7 @@ def launch_record(report: LaunchReport) -> dict[str, Any]:
 
 
 def launch_view(report: LaunchReport) -> RenderableType:
-    """Return the summary of the run."""
-    if not report.finished:
-        return Text(f"nothing was started; the command would be:\n{report.command}")
+    """Return the summary of a finished run."""
     return Group(
         run_table(read_metrics(report.run_dir)),
         Text(f"model: {report.hf_dir}   metrics: {report.run_dir / 'metrics.jsonl'}"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import math
 from collections.abc import Iterable
 from typing import Any
 
-from autobatch.config.schema import Config
+from autobatch.config.schema import SECTIONS, Config
 from autobatch.errors import ConfigError
 from autobatch.records import SCHEMA_VERSION
+from autobatch.units import format_value
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "data.truncation": ("error", "right", "left", "drop"),
@@ -34,6 +37,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "trainer.resume_mode": ("auto", "disable"),
     "trainer.device": ("cuda", "cpu"),
 }
+LOGGERS = ("console", "jsonl")  # both are always written
 _AT_LEAST: dict[str, float] = {
     "data.max_length": 2,
     "data.train_batch_size": 1,
@@ -53,6 +57,13 @@ _AT_LEAST: dict[str, float] = {
     "trainer.nproc_per_node": 1,
     "trainer.nnodes": 1,
 }
+_LARGEST_WHOLE = 2**31 - 1  # of keys not named here: counts of rows, tokens, steps, processes
+_AT_MOST: dict[str, float] = {
+    "data.seed": 2**32 - 1,  # numpy's largest seed
+    "optim.warmup_steps_ratio": 1,
+    "trainer.total_epochs": 10_000_000,
+    "trainer.total_training_steps": 10_000_000,
+}
 
 
 def check_config(config: Config) -> None:
@@ -63,19 +74,29 @@ def check_config(config: Config) -> None:
     """
     if config.schema_version != SCHEMA_VERSION:
         raise ConfigError(
-            f"schema_version {config.schema_version} is not the {SCHEMA_VERSION} that this "
-            "autobatch reads; tune again with this version"
+            f"schema_version {format_value(config.schema_version)} is not the {SCHEMA_VERSION} "
+            "that this autobatch reads; tune again with this version"
         )
     for key, choices in CHOICES.items():
         value = _get(config, key)
         if value not in choices:
             raise ConfigError(
-                f"{key}={value} is not one of {', '.join(choices)}; {_nearest(str(value), choices)}"
+                f"{key}={_shown(value)} is not one of {', '.join(choices)}; "
+                f"{_nearest(str(value), choices)}"
             )
     for key, least in _AT_LEAST.items():
         value = _get(config, key)
         if value is not None and not value >= least:  # NaN fails too
-            raise ConfigError(f"{key}={value} is below {least:g}; give {least:g} or more")
+            raise ConfigError(f"{key}={_shown(value)} is below {least:g}; give {least:g} or more")
+    for section, kind in SECTIONS.items():
+        for field in dataclasses.fields(kind):
+            _check_size(f"{section}.{field.name}", _get(config, f"{section}.{field.name}"))
+    unknown = [name for name in config.trainer.logger if name not in LOGGERS]
+    if unknown:
+        raise ConfigError(
+            f"trainer.logger={_shown(unknown[0])} does not work in this version; "
+            f"use [{', '.join(LOGGERS)}]"
+        )
     if config.data.val_fraction >= 1:
         raise ConfigError(
             f"data.val_fraction={config.data.val_fraction} leaves no row to train on; "
@@ -85,6 +106,18 @@ def check_config(config: Config) -> None:
         raise ConfigError(
             f"optim.betas={list(config.optim.betas)} is not two numbers in [0, 1); use [0.9, 0.95]"
         )
+
+
+def _check_size(key: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key}={value} is no finite number; give one such as 0.1")
+    most = _AT_MOST.get(key, _LARGEST_WHOLE if isinstance(value, int) else math.inf)
+    if isinstance(value, (int, float)) and value > most:
+        raise ConfigError(f"{key}={_shown(value)} is above {most}; give {most} or less")
+
+
+def _shown(value: Any) -> str:
+    return format_value(value).strip("'")
 
 
 def _get(config: Config, key: str) -> Any:

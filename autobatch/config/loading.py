@@ -14,8 +14,11 @@ from autobatch.config.checks import check_config
 from autobatch.config.schema import SECTIONS, Config, type_of_key
 from autobatch.config.spelling import canonical, check_known
 from autobatch.errors import ConfigError
-from autobatch.storage import write_atomic
+from autobatch.storage import read_text, write_atomic
+from autobatch.units import format_value
 
+# What a text that is no value of its key makes OmegaConf or YAML raise.
+_UNUSABLE = (OmegaConfBaseException, ValueError, TypeError, OverflowError, RecursionError)
 _EVIDENCE = "# ---- evidence: written by `autobatch tune`, checked by `autobatch launch`\n"
 
 
@@ -52,7 +55,7 @@ def with_values(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
         check_known(key)
         try:
             OmegaConf.update(result, key, value, merge=False)
-        except OmegaConfBaseException as error:
+        except _UNUSABLE as error:
             raise ConfigError(_type_message(key, value)) from error
     _set_readonly(result, True)
     check_config(resolve(result))
@@ -67,8 +70,13 @@ def resolve(config: DictConfig) -> Config:
     """
     try:
         return cast(Config, OmegaConf.to_object(config))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"the config cannot be resolved: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise ConfigError(
+            "the config cannot be resolved: an interpolation refers to itself; write its value"
+        ) from error
+    except _UNUSABLE as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"the config cannot be resolved: {first}; correct that value") from error
 
 
 def save_config(config: DictConfig, path: Path) -> None:
@@ -94,16 +102,21 @@ def overridden_keys(overrides: Iterable[str]) -> set[str]:
 
 def _read_yaml(path: Path) -> Any:
     try:
+        read_text(path)  # refuses what OmegaConf would wait for, such as a pipe
         return OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except FileNotFoundError as error:
         raise ConfigError(
             f"there is no config {path}; name one, or write it with `autobatch tune`"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as text ({error})") from error
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-        first = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not valid YAML: {first}") from error
+        raise ConfigError(
+            f"{format_value(str(path))[1:-1]} cannot be read as text ({_words(error)}); "
+            "check the path and its permissions"
+        ) from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply; write it again") from error
+    except (yaml.YAMLError, *_UNUSABLE) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _flatten(values: Any, *, where: str) -> dict[str, Any]:
@@ -154,22 +167,37 @@ def _parse_value(key: str, text: str) -> Any:
         return text
     try:
         parsed = OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError):
+    except (yaml.YAMLError, *_UNUSABLE):
         return text
     assert isinstance(parsed, dict)
     return parsed["value"]
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _expects_text(key: str) -> bool:
     return type_of_key(key) in ("str", "str | None")
 
 
+_KIND_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list[str]": "a list such as [a, b]",
+    "list[float]": "a list of numbers",
+    "dict[str, Any]": "the section that `autobatch tune` writes",
+    "Any": "text or a list of texts",
+}
+
+
 def _type_message(key: str, value: Any) -> str:
-    kind = type_of_key(key) or ""
-    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
-    plain = kind.replace(" | None", "")
-    null = " or null" if "None" in kind else ""
-    return f"{key}={value!r} has the wrong type; give {words.get(plain, plain)}{null}"
+    kind = type_of_key(key) or "Any"
+    null = " or null" if kind.endswith(" | None") else ""
+    words = _KIND_WORDS[kind.removesuffix(" | None")]
+    return f"{key}={format_value(value)} has the wrong type; give {words}{null}"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -149,7 +149,8 @@ def known_keys() -> list[str]:
 
 def type_of_key(key: str) -> str | None:
     """Return the annotation of a dotted key, such as `int | None`; None for an unknown key."""
-    section, _, name = key.partition(".")
-    if section not in SECTIONS:
+    section, _, name = key.rpartition(".")
+    kind = SECTIONS.get(section) if section else Config
+    if kind is None:
         return None
-    return {f.name: str(f.type) for f in dataclasses.fields(SECTIONS[section])}.get(name)
+    return {f.name: str(f.type) for f in dataclasses.fields(kind)}.get(name)

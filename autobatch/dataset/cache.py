@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from autobatch.dataset.rendering import Sample
-from autobatch.errors import DataError
+from autobatch.errors import AutobatchError, DataError
+from autobatch.storage import read_json
 
 _VERSION = 1
+_WRITING = ".writing-"  # what a folder is called while it is written, then host-pid-random
+_STALE_SECS = 24 * 3600
 _NEXT_MOVE = "run autobatch profile again"
 
 
@@ -44,7 +49,9 @@ class TokenCache:
         """
         folder = Path(directory)
         try:
-            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            if not (folder / "meta.json").is_file():
+                raise FileNotFoundError
+            meta = read_json(folder / "meta.json")
             if meta["version"] != _VERSION:
                 raise DataError(
                     f"token cache {folder} has version {meta['version']}, this autobatch reads "
@@ -54,20 +61,33 @@ class TokenCache:
             table = _map(folder / "samples.bin", np.int64, (num_samples, 4))
             tokens = _map(folder / "tokens.bin", np.int32, (num_tokens,))
             labels = _map(folder / "labels.bin", np.uint8, (num_tokens,))
-            files = tuple(meta["files"])
+            files = tuple(map(str, meta["files"]))
+            lengths, label_tokens = np.array(table[:, 0]), np.array(table[:, 1])
+            if int(lengths.sum()) != num_tokens or (label_tokens > lengths).any():
+                raise ValueError(f"{folder} holds other lengths than tokens")
+            if (label_tokens < 0).any() or (table[:, 2] >= len(files)).any():
+                raise ValueError(f"{folder} holds impossible samples")
+        except DataError:
+            raise
         except FileNotFoundError as error:
             raise DataError(
                 f"token cache {folder} is missing or incomplete; {_NEXT_MOVE}"
             ) from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (
+            AutobatchError,
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            OverflowError,
+        ) as error:
             raise DataError(f"token cache {folder} is damaged; {_NEXT_MOVE}") from error
-        lengths = np.array(table[:, 0])
         return cls(
             directory=folder,
             files=files,
             starts=np.cumsum(lengths) - lengths,
             lengths=lengths,
-            label_tokens=np.array(table[:, 1]),
+            label_tokens=label_tokens,
             tokens=tokens,
             labels=labels,
             sources=table[:, 2:],
@@ -97,28 +117,60 @@ class TokenCache:
 def write_cache(directory: Path, samples: Iterable[Sample], *, files: Sequence[str]) -> TokenCache:
     """Write samples as they come and return the cache; a reader sees all of it or nothing.
 
+    What killed writers left beside it is removed.
+
     Raises:
         DataError: if there are no samples, or the folder cannot be written.
     """
-    temporary: Path | None = None
+    parts: list[Path] = []
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=".writing-"))
-        _write(temporary, samples, files)
-        if directory.exists():
-            shutil.rmtree(directory)
-        temporary.rename(directory)
+        _remove_stale(directory.parent)
+        parts.append(_new_folder(directory.parent))
+        _write(parts[0], samples, files)
+        if directory.exists():  # renamed, not removed: its files may be unreadable
+            parts.append(_new_folder(directory.parent))
+            directory.rename(parts[1])
+        parts[0].rename(directory)
     except OSError as error:
-        if directory.exists() and (directory / "meta.json").exists():
+        try:
             return TokenCache.open(directory)  # another process was first
-        raise DataError(
-            f"cannot write the token cache {directory}: {error.strerror or error}; "
-            "free space, or set AUTOBATCH_CACHE to another folder"
-        ) from error
+        except DataError:
+            raise DataError(
+                f"cannot write the token cache {directory}: {error.strerror or error}; "
+                "free space, or set AUTOBATCH_CACHE to another folder"
+            ) from error
     finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        for part in parts:
+            shutil.rmtree(part, ignore_errors=True)
     return TokenCache.open(directory)
+
+
+def _new_folder(parent: Path) -> Path:
+    prefix = f"{_WRITING}{socket.gethostname()}-{os.getpid()}-"
+    return Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+
+
+def _remove_stale(parent: Path) -> None:
+    for folder in parent.glob(f"{_WRITING}*"):
+        host, _, rest = folder.name.removeprefix(_WRITING).rpartition("-")[0].rpartition("-")
+        try:
+            newest = max(path.stat().st_mtime for path in [folder, *folder.iterdir()])
+        except OSError:  # unreadable, or its writer was done meanwhile
+            continue
+        is_ours = host == socket.gethostname() and rest.isdecimal()
+        if time.time() - newest > _STALE_SECS or (is_ours and not _is_alive(int(rest))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True  # another user's
+    return True
 
 
 def _write(folder: Path, samples: Iterable[Sample], files: Sequence[str]) -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import glob
 import json
 import os
+import stat
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from autobatch.errors import DataError
+from autobatch.storage import user_path
+from autobatch.units import format_value
 
 SUFFIXES = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
 SAMPLED_ROWS = 64  # rows looked at to learn the columns of a file without a schema
+_MOST_STEPS = 16  # of a dotted path: deeper fields of a row are no columns
 _ROWS_PER_BATCH = 64  # small: one row may hold a megabyte
 
 
@@ -32,15 +37,31 @@ def find_files(files: Sequence[str]) -> tuple[DataFile, ...]:
     """Return the data files that paths, folders and globs name, folders sorted by name.
 
     Raises:
-        DataError: if a path is missing, is of no known kind, or a folder mixes kinds.
+        DataError: if a path is missing, unreadable, no regular file or of no known kind, or a
+            folder mixes kinds.
     """
     if not files:
         raise DataError("no data file was given; name a parquet or jsonl file")
-    return tuple(_describe(path) for name in files for path in _expand(str(name)))
+    found = []
+    for name in map(str, files):
+        try:
+            found += [_describe(path) for path in _expand(name)]
+        except OSError as error:
+            raise _unreadable(error.filename or name, error) from error
+        except ValueError as error:  # a null character
+            raise DataError(f"{format_value(name)} is no path ({error}); correct it") from error
+    return tuple(found)
+
+
+def _unreadable(path: object, error: OSError) -> DataError:
+    return DataError(
+        f"cannot read {format_value(str(path))[1:-1]}: {error.strerror or error}; "
+        "check the path and its permissions"
+    )
 
 
 def _expand(name: str) -> list[Path]:
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir():
         found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file())
         if not found:
@@ -60,12 +81,14 @@ def _expand(name: str) -> list[Path]:
 
 
 def _describe(path: Path) -> DataFile:
-    try:
-        with path.open("rb") as stream:
-            magic = stream.read(4)
-        status = path.stat()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe waits for ever
+        raise DataError(
+            f"{path} is no regular file, and rows are read more than once; "
+            "write them to a parquet or jsonl file"
+        )
+    with path.open("rb") as stream:
+        magic = stream.read(4)
     kind = "parquet" if magic == b"PAR1" else SUFFIXES.get(path.suffix)
     if kind is None:
         raise DataError(
@@ -130,6 +153,8 @@ def _open_parquet(file: DataFile) -> Any:
 
     try:
         return pq.ParquetFile(file.path)
+    except PermissionError as error:
+        raise _unreadable(file.path, error) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(
             f"file damaged or incomplete: {file.path}; download or write it again"
@@ -143,6 +168,7 @@ def _parquet_rows(file: DataFile, columns: Sequence[str] | None) -> Iterator[dic
     batches = parquet.iter_batches(
         batch_size=_ROWS_PER_BATCH, columns=None if columns is None else list(columns)
     )
+    names = ", ".join(read_columns(file) if columns is None else columns)
     while True:
         try:
             batch = next(batches, None)
@@ -150,6 +176,11 @@ def _parquet_rows(file: DataFile, columns: Sequence[str] | None) -> Iterator[dic
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"file damaged or incomplete: {file.path}; download or write it again"
+            ) from error
+        except (ValueError, OverflowError) as error:  # a date beyond the year 9999
+            raise DataError(
+                f"{file.path} holds a value in {names} that cannot be read "
+                f"({error}); correct it or name other columns"
             ) from error
         if batch is None:
             return
@@ -167,7 +198,7 @@ def drop_nulls(value: Any) -> Any:
 
 
 def _jsonl_rows(file: DataFile) -> Iterator[dict[str, Any]]:
-    with open(file.path, "rb") as stream:
+    with _open(file) as stream:
         for number, line in enumerate(stream, start=1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
@@ -185,14 +216,24 @@ def _jsonl_rows(file: DataFile) -> Iterator[dict[str, Any]]:
             yield row
 
 
+@contextmanager
+def _open(file: DataFile) -> Iterator[IO[bytes]]:
+    try:
+        with open(file.path, "rb") as stream:
+            yield stream
+    except OSError as error:
+        raise _unreadable(file.path, error) from error
+
+
 def _starts_with_list(file: DataFile) -> bool:
-    with open(file.path, "rb") as stream:
+    with _open(file) as stream:
         return stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
 
 
 def _json_list(file: DataFile) -> Iterator[dict[str, Any]]:
     try:
-        rows = json.loads(Path(file.path).read_text(encoding="utf-8-sig"))
+        with _open(file) as stream:
+            rows = json.loads(stream.read().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{file.path} is not UTF-8 text; save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
@@ -235,6 +276,6 @@ def _add_value(columns: dict[str, str], path: str, value: Any) -> None:
             columns.setdefault(path, "null")
         else:
             columns[path] = "text" if isinstance(value, str) else "number"
-    if isinstance(value, dict):
+    if isinstance(value, dict) and path.count(".") < _MOST_STEPS:
         for name, inner in value.items():
             _add_value(columns, f"{path}.{name}", inner)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from autobatch.dataset.files import SAMPLED_ROWS, DataFile, read_columns, read_rows
+from autobatch.dataset.files import SAMPLED_ROWS, DataFile, count_rows, read_columns, read_rows
 from autobatch.errors import ConfigError, DataError
 
 # Pairs of prompt and response columns, in order of preference.
@@ -80,10 +80,7 @@ def choose_format(
 
 
 def _columns_with_rows(file: DataFile) -> dict[str, str]:
-    columns = read_columns(file)
-    if file.kind == "parquet" and next(read_rows(file, list(columns)[:1]), None) is None:
-        return {}
-    return columns
+    return {} if count_rows(file) == 0 else read_columns(file)
 
 
 def _given_keys(format: str, keys: Mapping[str, str | None] | None) -> dict[str, str]:

@@ -84,13 +84,14 @@ def data_fingerprint(files: Sequence[DataFile], fmt: RowFormat, tokenizer_hash: 
 
 
 def _known_profile(directory: Path) -> LengthProfile | None:
-    if not (directory / "profile.json").exists():
-        return None
     try:
-        TokenCache.open(directory)
-        return read_record(LengthProfile, directory / "profile.json")
+        cache = TokenCache.open(directory)
+        known = read_record(LengthProfile, directory / "profile.json")
     except AutobatchError:
-        return None  # damaged or of an older version: written anew
+        return None  # missing, damaged, unreadable or of an older version: written anew
+    if known.num_samples != cache.num_samples or not known.max_length.curve:
+        return None
+    return replace(known, cache_dir=str(directory))
 
 
 def _rows(

@@ -196,7 +196,10 @@ def _integers(value: Any, name: str) -> np.ndarray:
         raise RowSkippedError(f"{name} is null")
     if not isinstance(value, list) or not all(isinstance(v, int) for v in value):
         raise RowSkippedError(f"{name} is no list of integers")
-    return np.array(value, dtype=np.int64)
+    try:
+        return np.array(value, dtype=np.int64)
+    except OverflowError:
+        raise RowSkippedError(f"{name} are out of range") from None
 
 
 def _tokenize(drafts: list[_Draft], tokenizer: Tokenizer, tally: Tally) -> Iterator[Sample]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from autobatch.errors import ModelError
+from autobatch.storage import user_path
+from autobatch.units import format_value
 
 # Every file that can change the ids of a row.
 _FILES = (
@@ -61,15 +63,18 @@ def tokenizer_digest(directory: str) -> str:
     """Return a hash of all files that decide the ids, without loading them.
 
     Raises:
-        ModelError: if the directory or its tokenizer.json is missing.
+        ModelError: if the directory or its tokenizer.json is missing, or a file is unreadable.
     """
     folder = _check_directory(directory)
     digest = hashlib.sha256()
     extra = sorted(folder.glob("additional_chat_templates/*.jinja"))
-    for path in [*(folder / name for name in _FILES), *extra]:
-        if path.is_file():
-            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-            digest.update(path.read_bytes())
+    try:
+        for path in [*(folder / name for name in _FILES), *extra]:
+            if path.is_file():
+                digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+                digest.update(path.read_bytes())
+    except OSError as error:
+        raise _unreadable(directory, error) from error
     return digest.hexdigest()
 
 
@@ -106,6 +111,7 @@ def load_tokenizer(directory: str) -> Tokenizer:
         # a tokenizer.json saved after training may still cut or pad every text
         fast.backend_tokenizer.no_truncation()
         fast.backend_tokenizer.no_padding()
+        ending = fast.backend_tokenizer.encode("a", add_special_tokens=True).ids[-1:]
     except Exception as error:  # the Rust reader raises bare Exception
         raise ModelError(
             f"the tokenizer in {directory} cannot be read ({_first_line(error)}); "
@@ -117,9 +123,7 @@ def load_tokenizer(directory: str) -> Tokenizer:
         directory=directory,
         fast=fast,
         eos_id=fast.eos_token_id,
-        closes_with_eos=fast.eos_token_id is not None
-        and fast.backend_tokenizer.encode("a", add_special_tokens=True).ids[-1:]
-        == [fast.eos_token_id],
+        closes_with_eos=fast.eos_token_id is not None and ending == [fast.eos_token_id],
         template_hash=_hash(template) if template else None,
         header=header,
         prompt=prompt,
@@ -128,18 +132,29 @@ def load_tokenizer(directory: str) -> Tokenizer:
 
 
 def _check_directory(directory: str) -> Path:
-    folder = Path(directory).expanduser()
-    if not folder.is_dir():
+    folder = user_path(directory)
+    try:
+        is_dir, is_complete = folder.is_dir(), (folder / "tokenizer.json").is_file()
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+    if not is_dir:
         raise ModelError(
             f"tokenizer directory {directory} does not exist; "
             "give a local folder that holds tokenizer.json"
         )
-    if not (folder / "tokenizer.json").is_file():
+    if not is_complete:
         raise ModelError(
             f"{directory} has no tokenizer.json; save the fast tokenizer there, "
             "or give another folder"
         )
     return folder
+
+
+def _unreadable(directory: str, error: OSError) -> ModelError:
+    return ModelError(
+        f"the tokenizer in {format_value(directory)[1:-1]} cannot be read "
+        f"({error.strerror or error}); check the path and its permissions"
+    )
 
 
 def _hash(template: Any) -> str:
@@ -153,7 +168,7 @@ def _learn_turn(fast: Any) -> tuple[str, str, str]:
     All are empty where a small conversation cannot tell; spans are then found by prefixes.
 
     Raises:
-        ModelError: if the template is no valid jinja.
+        ModelError: if the template is no valid jinja, or fails whatever the conversation.
     """
     from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
@@ -168,6 +183,11 @@ def _learn_turn(fast: Any) -> tuple[str, str, str]:
     except TemplateSyntaxError as error:
         raise ModelError(
             f"the chat template is no valid jinja ({_first_line(error)}); correct chat_template"
+        ) from error
+    except (ArithmeticError, RecursionError, MemoryError) as error:
+        raise ModelError(
+            f"the chat template fails on one question and answer ({type(error).__name__}: "
+            f"{_first_line(error)}); correct chat_template"
         ) from error
     except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
         return "", "", ""

@@ -100,7 +100,7 @@ def as_messages(
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RowSkippedError(f"{name} are no list") from None
     if not isinstance(value, list):
         raise RowSkippedError(f"{name} are no list")
@@ -182,7 +182,7 @@ def _part_call(part: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RowSkippedError("a tool call is no JSON") from None
     return value
 
@@ -201,6 +201,6 @@ def row_tools(row: Mapping[str, Any], fmt: RowFormat) -> list[Any] | None:
             value = [value]
         if isinstance(value, list):
             value = [json.loads(tool) if isinstance(tool, str) else tool for tool in value]
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RowSkippedError("tools are no JSON") from None
     return value or None

@@ -51,6 +51,11 @@ class Device:
         """Start the peaks anew from what is held now."""
         self.memory.reset_peaks()
 
+    def release_cache(self) -> None:
+        """Forget cached memory between two measurements; never between training steps."""
+        if isinstance(self.memory, CudaMemory):
+            self.memory.release_cache()
+
     def memory_use(self) -> MemoryUse:
         """Return the peaks since the last reset. On the CPU reserved equals allocated."""
         if isinstance(self.memory, CudaMemory):
@@ -80,6 +85,14 @@ class Device:
         if self.world_size == 1:
             return counts
         return tuple(self.sum_over_ranks(torch.tensor(counts, device=self.torch_device)).tolist())
+
+    def max_over_ranks(self, value: int) -> int:
+        """Return the largest value of all ranks; all of them must ask."""
+        if self.mesh is None or self.world_size == 1:
+            return value
+        largest = torch.tensor(value, device=self.torch_device)  # () int64
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return int(largest.item())
 
     def mark(self) -> torch.cuda.Event | float:
         """Return a point in this rank's time, without waiting for the device."""

@@ -18,6 +18,9 @@ from autobatch.hardware.present import Nvml, driver_version, present_gpus
 # torch 2.13 reads the first name, older ones the second; one release read only the second
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 CPUINFO = Path("/proc/cpuinfo")
+# torch older than pytorch/pytorch#161749 refuses trainer.deterministic without a fixed workspace
+# (checked 2026-12-01); the workspace takes memory, so probes get it too
+_CUBLAS_VARIABLE, _CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 _DISTRIBUTIONS = ("torch", "transformers", "tokenizers", "liger-kernel", "peft")
 
 
@@ -102,6 +105,27 @@ def thread_environment(num_local_ranks: int) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     return {name: value for name, value in values.items() if name not in os.environ}
+
+
+def child_environment(num_local_ranks: int, *, device: str) -> dict[str, str]:
+    """Return the variables that each process of a probe or a training gets, the same for both.
+
+    Its children inherit them. They import this very package, wherever it was imported from, and
+    no file of the folder that the user stands in. What the user set for threads stays.
+
+    Raises:
+        ConfigError: if the user's allocator setting cannot be read.
+    """
+    own = str(Path(__file__).parent.parent.parent)
+    values = {
+        **thread_environment(num_local_ranks),
+        **allocator_environment(),
+        "PYTHONPATH": os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH")))),
+        "PYTHONSAFEPATH": "1",
+    }
+    if device == "cuda" and _CUBLAS_VARIABLE not in os.environ:
+        values[_CUBLAS_VARIABLE] = _CUBLAS_WORKSPACE
+    return values
 
 
 def allocator_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

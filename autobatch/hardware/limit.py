@@ -52,19 +52,28 @@ def cpu_memory_limit(
     num_local_ranks: int,
     memory_limit_bytes: int | None,
     headroom_bytes: int = 0,
+    named: GpuSpec | None = None,
     available_bytes: int | None = None,
 ) -> int:
-    """Return the bytes one rank may take on the CPU: its share less headroom, or the limit asked.
+    """Return the bytes one rank may take on the CPU, which may step under a named card's bytes.
 
-    `available_bytes` is what is free for all ranks, None: measured here. `memory_limit_bytes`
-    is for one process.
+    min(named card, this rank's share) - headroom, and at most `memory_limit_bytes`.
+    `available_bytes` is what is free for all ranks, None: measured here.
 
     Raises:
-        ConfigError: if nothing is left, or more is asked than a rank's share.
+        ConfigError: if nothing is left, or a rank's share is below the named card.
     """
     available = available_memory_bytes() if available_bytes is None else available_bytes
-    share = available // num_local_ranks - headroom_bytes
+    whole = available // num_local_ranks
     source = f"{format_gib(available)} available / {num_local_ranks} local ranks"
+    if named is not None:
+        if named.visible_memory_bytes > whole and memory_limit_bytes is None:
+            raise ConfigError(
+                f"--gpu {named.name} has {format_gib(named.visible_memory_bytes)}, one rank here "
+                f"{format_gib(whole)} ({source}); name a smaller card, or add --memory-limit"
+            )
+        whole = min(whole, named.visible_memory_bytes)
+    share = whole - headroom_bytes
     if headroom_bytes:
         source += f" - {format_gib(headroom_bytes)} headroom"
     if share <= 0:
@@ -76,12 +85,7 @@ def cpu_memory_limit(
         return share
     if memory_limit_bytes <= 0:
         raise ConfigError(f"memory limit {memory_limit_bytes} is not positive; give 1 byte or more")
-    if memory_limit_bytes > share:
-        raise ConfigError(
-            f"memory limit {format_gib(memory_limit_bytes)} is above what one rank has here, "
-            f"{format_gib(share)} ({source}); give at most {share} bytes"
-        )
-    return memory_limit_bytes
+    return min(share, memory_limit_bytes)
 
 
 def gpu_memory_limit(

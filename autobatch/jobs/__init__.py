@@ -2,6 +2,15 @@
 
 from autobatch.jobs.endings import Ending
 from autobatch.jobs.job import Job, free_port, start_process, start_ranks
+from autobatch.jobs.locks import exclusive
 from autobatch.jobs.processes import end_with_launcher
 
-__all__ = ["Ending", "Job", "end_with_launcher", "free_port", "start_process", "start_ranks"]
+__all__ = [
+    "Ending",
+    "Job",
+    "end_with_launcher",
+    "exclusive",
+    "free_port",
+    "start_process",
+    "start_ranks",
+]

@@ -34,7 +34,7 @@ def check_model(
     if largest_id is not None and largest_id >= spec.vocab_size:
         yield refuse(
             "token_outside_embedding",
-            f"the tokenizer has token id {largest_id}, the model's embedding has "
+            f"tokenizer or data have token id {largest_id}, the model's embedding has "
             f"{spec.vocab_size} rows; use the tokenizer of this model, or grow its embedding",
         )
     if config.model.revision is not None:

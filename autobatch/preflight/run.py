@@ -9,14 +9,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autobatch.config import Config
+from autobatch.errors import StaleError
 from autobatch.preflight.rule import Finding, refuse, warn
 
 
 def check_run(
     config: Config, run_dir: Path, *, num_cores: int, num_gpus: int, torchrun_args: Sequence[str]
 ) -> Iterator[Finding]:
-    """Look at the device, the ranks, the ports asked for, the output directory."""
+    """Look at the device, the ranks, the ports asked for, the output directory.
+
+    Raises:
+        StaleError: if the config was tuned for more GPUs than are here.
+    """
     ranks = config.trainer.nproc_per_node
+    if config.tuning is not None and config.trainer.device == "cuda" and ranks > num_gpus:
+        raise StaleError(
+            f"the tuned config is stale: trainer.nproc_per_node={ranks} is above the {num_gpus} "
+            f"GPUs visible here; run `autobatch tune --num-gpus {max(1, num_gpus)}` for what is "
+            "here, or look at CUDA_VISIBLE_DEVICES"
+        )
     if config.trainer.device == "cuda" and ranks > num_gpus:
         yield refuse(
             "more_ranks_than_gpus",

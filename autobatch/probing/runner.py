@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from omegaconf import DictConfig
 
 from autobatch.config import candidate_values, save_config, with_values
 from autobatch.errors import AutobatchError, ConfigError, RunError
-from autobatch.hardware.environment import allocator_environment, num_cores, thread_environment
+from autobatch.hardware.environment import child_environment, num_cores
 from autobatch.jobs import Job, start_ranks
 from autobatch.probing.answers import Answers, judge, outcome_of, worst_over_ranks
 from autobatch.records import Candidate, Load, Toggles, Trial
@@ -26,7 +25,8 @@ _USER_ERRORS = ("ConfigError", "ModelError")
 
 ASSIGNMENT_FILE = "assignment"  # names the job directory of a child
 CHILDREN_FOLDER = "children"  # logs, a folder for each child
-MIN_CORES_TO_START_EARLY = 4
+MIN_CORES_TO_START_EARLY = 8
+NUM_EARLY_CHILDREN = 3  # an import takes as long as about three trials
 
 
 def toggle_set_name(toggles: Toggles) -> str:
@@ -70,6 +70,7 @@ class ProbeRunner:
         stand_in_for: str | None = None,
         simulated_ranks: int | None = None,
         starts_early: bool | None = None,
+        trial_prefix: str = "t",
     ) -> None:
         """Keep what all trials share. `memory_limit_bytes`: of every rank, or rank by rank.
 
@@ -87,9 +88,10 @@ class ProbeRunner:
         )
         self._environment = dict(environment)
         self._stand_in_for = stand_in_for
+        self._trial_prefix = trial_prefix
         self._num_trials = 0
         self._num_children = 0
-        self._spare: _Child | None = None
+        self._spares: list[_Child] = []
         is_alone = num_ranks == 1 and config.trainer.device == "cuda"
         usual = is_alone and num_cores() >= MIN_CORES_TO_START_EARLY
         self._starts_early = usual if starts_early is None else starts_early
@@ -110,9 +112,8 @@ class ProbeRunner:
     def close(self) -> None:
         """End the child trees."""
         self._end_child()
-        if self._spare is not None:
-            self._spare.job.kill(grace_secs=0)
-            self._spare = None
+        while self._spares:
+            self._spares.pop().job.kill(grace_secs=0)
 
     def _end_child(self) -> None:
         if self._job is not None:
@@ -129,7 +130,7 @@ class ProbeRunner:
         """
         began = time.monotonic()
         self._num_trials += 1
-        trial_id = f"t{self._num_trials:03d}"
+        trial_id = f"{self._trial_prefix}{self._num_trials:03d}"
         job_dir = self._out_dir / toggle_set_name(candidate.toggles)
         job = self._child(candidate, job_dir)
         append_jsonl(job_dir / "requests.jsonl", {"trial_id": trial_id, **_plain_load(load)})
@@ -185,31 +186,27 @@ class ProbeRunner:
                 "poll_secs": POLL_SECS,
             },
         )
-        child = self._spare if self._spare is not None and self._spare.job.alive() else None
-        child, self._spare = child or self._start_child(), None
+        child = self._spares.pop(0) if self._spares else self._start_child()
+        if not child.job.alive():
+            child = self._start_child()
         write_atomic(child.folder / ASSIGNMENT_FILE, str(job_dir.absolute()))
         self._job, self._toggles = child.job, candidate.toggles
-        if self._starts_early:
-            self._spare = self._start_child()
+        while self._starts_early and len(self._spares) < NUM_EARLY_CHILDREN:
+            self._spares.append(self._start_child())
         return self._job
 
     def _start_child(self) -> _Child:
         self._num_children += 1
         folder = self._out_dir / CHILDREN_FOLDER / f"{self._num_children:03d}"
         (folder / ASSIGNMENT_FILE).unlink(missing_ok=True)
-        # -P: a file in the user's folder that is called like a module is no part of the child
         job = start_ranks(
             [
-                *(sys.executable, "-P", "-m", "autobatch.probing.worker"),
+                *(sys.executable, "-m", "autobatch.probing.worker"),
                 str((folder / ASSIGNMENT_FILE).absolute()),
             ],
             num_ranks=self._num_ranks,
             job_dir=folder,
-            env={
-                **thread_environment(self._num_ranks),
-                **allocator_environment(),
-                "PYTHONPATH": _python_path(),
-            },
+            env=child_environment(self._num_ranks, device=self._config.trainer.device),
         )
         return _Child(folder=folder, job=job)
 
@@ -260,9 +257,3 @@ def error_of(trial: Trial, *, out_dir: Path) -> AutobatchError:
 
 def _plain_load(load: Load) -> dict[str, Any]:
     return {"micro_batches": load.micro_batches, "padded_to": load.padded_to}
-
-
-def _python_path() -> str:
-    """Return PYTHONPATH with the folder that this package was imported from."""
-    own = str(Path(__file__).parent.parent.parent)
-    return os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH"))))

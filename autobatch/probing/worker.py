@@ -2,7 +2,7 @@
 
 It may be started early: it waits for FILE, which names its job directory. There it finds
 config.yaml (the toggles), job.json (limits) and requests.jsonl, which it follows; it answers
-every request with one line of rank<RANK>.jsonl. A line `{"end": true}` ends it.
+every request with one line of rank<RANK>.jsonl. It goes on until it is killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEARNING_RATE = 0.0  # random weights stay as they are: memory and time do not d
 
 
 def main(assignment: Path) -> int:
-    """Answer requests until the end; return the exit code."""
+    """Answer requests until it is killed, or one cannot be answered; return the exit code."""
     end_with_launcher()
     while not assignment.exists():
         time.sleep(ASSIGNMENT_POLL_SECS)
@@ -64,6 +64,7 @@ def _serve(
     for request in requests:
         outcome: dict[str, Any] = {"outcome": "ok", "message": None}
         steps: list[StepResult] = []
+        device.release_cache()
         device.reset_peaks()
         try:
             if engine is None:
@@ -133,13 +134,11 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 def _follow(path: Path, *, poll_secs: float) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a growing file, until one that says end."""
+    """Yield the lines of a growing file, for ever."""
     num_read = 0
     while True:
         for request in list(read_jsonl(path))[num_read:]:
             num_read += 1
-            if request.get("end"):
-                return
             yield request
         time.sleep(poll_secs)
 

@@ -6,9 +6,8 @@ from autobatch.reporting.progress import (
     MetricsTail,
     ProfileProgress,
     RunProgress,
-    follow_metrics,
 )
-from autobatch.reporting.sources import read_metrics, read_profile, read_trials, read_tuned
+from autobatch.reporting.sources import read_metrics, read_tuned
 from autobatch.reporting.tables import (
     as_text,
     describe_toggles,
@@ -26,13 +25,10 @@ __all__ = [
     "RunProgress",
     "as_text",
     "describe_toggles",
-    "follow_metrics",
     "named_gpus_table",
     "present_gpus_table",
     "profile_table",
     "read_metrics",
-    "read_profile",
-    "read_trials",
     "read_tuned",
     "run_table",
     "show",

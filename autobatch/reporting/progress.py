@@ -166,24 +166,6 @@ class MetricsTail:
         return [row for line in whole.splitlines() if (row := _row(line)) is not None]
 
 
-def follow_metrics(
-    path: Path,
-    progress: RunProgress,
-    *,
-    is_running: Callable[[], bool],
-    poll_secs: float = _POLL_SECS,
-) -> None:
-    """Feed the rows of a growing metrics.jsonl to `progress` until the run ends."""
-    tail = MetricsTail(path)
-    running = True
-    while running:
-        running = is_running()  # asked before reading, so that the last rows are shown
-        for row in tail.read():
-            progress.update(row)
-        if running:
-            time.sleep(poll_secs)
-
-
 def _row(line: bytes) -> dict[str, Any] | None:
     """Return the row of a line; None for one that a resume cut while it was read."""
     try:

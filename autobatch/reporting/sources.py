@@ -7,35 +7,7 @@ from typing import Any
 
 from autobatch.config import Config, load_config, resolve
 from autobatch.errors import AutobatchError, ConfigError
-from autobatch.records import LengthProfile, Trial
-from autobatch.storage import from_plain, read_jsonl, read_record
-
-PROFILE_FILE = "profile.json"
-TRIALS_FILE = "trials.jsonl"
-TUNED_FILE = "tuned.yaml"
-METRICS_FILE = "metrics.jsonl"
-
-
-def read_profile(out_dir: Path) -> LengthProfile:
-    """Return the length profile that `autobatch profile` left in a folder.
-
-    Raises:
-        AutobatchError: if there is none, or it is damaged.
-    """
-    path = out_dir / PROFILE_FILE
-    if not path.exists():
-        raise AutobatchError(f"there is no {path}; write it with `autobatch profile`")
-    return read_record(LengthProfile, path)
-
-
-def read_trials(out_dir: Path) -> tuple[Trial, ...]:
-    """Return the trials of a search, in the order they landed; none while there is no file.
-
-    Raises:
-        AutobatchError: if a line is damaged.
-    """
-    path = out_dir / TRIALS_FILE
-    return tuple(from_plain(Trial, row, where=str(path)) for row in _rows(path))
+from autobatch.storage import METRICS_FILE, TUNED_FILE, read_jsonl
 
 
 def read_tuned(path: Path) -> Config:

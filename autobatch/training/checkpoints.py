@@ -93,9 +93,16 @@ def fault_of(path: Path) -> str | None:
 
 
 def thin_out(run_dir: Path, *, most: int | None) -> None:
-    """Delete the oldest checkpoints beyond `most`."""
-    if most is not None:
-        for path in sorted((run_dir / "checkpoints").glob("step_*"))[:-most]:
+    """Keep the newest `most` whole checkpoints (None: all that is there).
+
+    Damaged ones count for nothing; those older than the newest whole one go too.
+    """
+    if most is None:
+        return
+    paths = sorted((run_dir / "checkpoints").glob("step_*"))
+    whole = [path for path in paths if fault_of(path) is None]
+    for path in paths:
+        if whole and path < whole[-1] and path not in whole[-most:]:
             shutil.rmtree(path)
 
 

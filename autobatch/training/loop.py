@@ -91,12 +91,15 @@ def _steps(
         device.reset_peaks()
         rate = learning_rate(step.plan.index, num_steps=total, config=config.optim)
         result = optimizer_step(engine, step.micro_batches, learning_rate=rate)
+        memory = device.memory_use()
+        peak_reserved_bytes = device.max_over_ranks(memory.peak_reserved_bytes)
         if device.rank == 0:
             metrics.append_row(
                 run_dir / metrics.FILE_NAME,
                 step=step,
                 result=result,
-                memory=device.memory_use(),
+                peak_reserved_bytes=peak_reserved_bytes,
+                num_alloc_retries=memory.num_alloc_retries,
                 learning_rate=rate,
                 flops=_step_flops(spec, step.plan),
                 flops_per_sec=flops_per_sec,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from autobatch.engine.device import MemoryUse
 from autobatch.engine.step import StepResult
 from autobatch.storage import append_jsonl, read_jsonl, write_atomic
 from autobatch.training.loader import LoadedStep
@@ -25,15 +24,17 @@ def append_row(
     *,
     step: LoadedStep,
     result: StepResult,
-    memory: MemoryUse,
+    peak_reserved_bytes: int,
+    num_alloc_retries: int,
     learning_rate: float,
     flops: int,
     flops_per_sec: float | None,
 ) -> None:
     """Append one optimizer step's row. `step` counts from 1, `epoch` from 0.
 
-    `flops`: the model's, of the step; `flops_per_sec`: the measured bf16 rate of all cards, None
-    where it was never measured, and then there is no MFU.
+    `peak_reserved_bytes`: of the worst rank; `num_alloc_retries`: of this one; `flops`: the
+    model's, of the step; `flops_per_sec`: the measured bf16 rate of all cards, None where it was
+    never measured, and then there is no MFU.
     """
     secs = result.step_secs + step.wait_secs
     append_jsonl(
@@ -51,7 +52,7 @@ def append_row(
             "data_wait_secs": step.wait_secs,
             "tokens_per_sec": result.num_tokens / secs,
             "mfu": None if flops_per_sec is None else flops / secs / flops_per_sec,
-            "peak_reserved_bytes": memory.peak_reserved_bytes,
-            "num_alloc_retries": memory.num_alloc_retries,
+            "peak_reserved_bytes": peak_reserved_bytes,
+            "num_alloc_retries": num_alloc_retries,
         },
     )

@@ -32,5 +32,5 @@ class SearchResult:
     stopped_by: str  # of the winner's toggle set
     binding: str  # memory | global_batch | host
     reason: str
-    left_out: dict[str, str]  # toggle key -> why it was not tried
+    left_out: dict[str, str]  # toggle key or name of a set -> why not tried
     seconds: float

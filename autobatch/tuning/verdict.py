@@ -8,10 +8,21 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from autobatch.config import candidate_values, save_config, with_values
+from autobatch.config import Config, candidate_values, resolve, save_config, with_values
 from autobatch.records import Candidate, Certificate, ModelSpec
 from autobatch.storage import to_plain
 from autobatch.tuning.result import SearchResult
+
+# Besides the toggles, what memory and speed of a step depend on.
+_SETTINGS = (
+    "model.lora_rank",
+    "model.target_modules",
+    "model.quantization",
+    "engine.state_dtype",
+    "engine.param_dtype",
+    "engine.reduce_dtype",
+    "optim.name",
+)
 
 
 def tuned_config(
@@ -46,7 +57,13 @@ def tuned_config(
             for trial in result.fallbacks
         ],
         "certificate": certificate,
-        "law_key": law_key(gpu=gpu, spec=spec, candidate=winner.candidate, environment=environment),
+        "law_key": law_key(
+            gpu=gpu,
+            spec=spec,
+            candidate=winner.candidate,
+            environment=environment,
+            config=resolve(config),
+        ),
         "searched": result.searched,
         "left_out": result.left_out,
         "seconds": result.seconds,
@@ -61,11 +78,22 @@ def tuned_config(
 
 
 def law_key(
-    *, gpu: str, spec: ModelSpec, candidate: Candidate, environment: Mapping[str, Any]
+    *,
+    gpu: str,
+    spec: ModelSpec,
+    candidate: Candidate,
+    environment: Mapping[str, Any],
+    config: Config,
 ) -> dict[str, Any]:
-    """Return what a verdict's memory and speed depend on; another value makes it stale."""
+    """Return what a verdict's memory and speed depend on; another value makes it stale.
+
+    `gpu` is the name the verdict is for, `card` what was stepped on; `settings` are the keys of
+    model and engine that tuning does not write.
+    """
     return {
         "gpu": gpu,
+        "card": environment.get("gpu"),
+        "settings": {key: _value(config, key) for key in _SETTINGS},
         "driver": environment.get("driver"),
         "torch": environment.get("torch"),
         "transformers": environment.get("transformers"),
@@ -102,3 +130,8 @@ def write_verdict(
         path,
     )
     return path
+
+
+def _value(config: Config, key: str) -> Any:
+    section, name = key.split(".")
+    return to_plain(getattr(getattr(config, section), name))
