@@ -196,7 +196,7 @@ def tune(options: argparse.Namespace, rows: Rows) -> None:
         record, code, command = autobatch(
             *("tune", "--gpu", gpu, "--out", str(out), "--seconds", str(options.seconds)),
             *("--train-batch-size", "256", "model.init=random", "trainer.total_epochs=9"),
-            "trainer.total_training_steps=200",
+            f"trainer.total_training_steps={options.steps}",
             log=options.out / "log.txt",
         )
         if record is None:
@@ -330,6 +330,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--gpu", action="append", help="card to tune for; may be given again")
     parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps of a launch")
     options = parser.parse_args()
     options.gpu = options.gpu or ["h200-141g"]
     options.out.mkdir(parents=True, exist_ok=True)

@@ -506,7 +506,7 @@ def test_a_long_setting_is_no_path() -> None:
 # ---- the command line --------------------------------------------------------
 
 
-@pytest.mark.parametrize("secs", ["nan", "inf", "0", "-1"])
+@pytest.mark.parametrize("secs", ["nan", "inf", "-inf", "1e300"])
 def test_no_time_to_wait_is_refused(secs: str) -> None:
     """A wrong call: exit code 2."""
     result = CliRunner().invoke(main, ["probe", "--model", "m", "--length", "8", "--seconds", secs])
@@ -532,6 +532,13 @@ def test_a_full_disk_under_stdout_is_one_sentence() -> None:
     lines = result.stderr.decode().splitlines()
     assert (1, 1) == (result.returncode, len(lines))
     assert "cannot print the result: No space left on device" in lines[0]
+
+
+def test_a_closed_stdout_is_no_fault() -> None:
+    """`autobatch gpus >&-`: nothing is printed."""
+    command = ["sh", "-c", '"$0" -m autobatch gpus >&-', sys.executable]
+    result = subprocess.run(command, cwd=Path(__file__).parent.parent, stderr=subprocess.PIPE)
+    assert (0, b"") == (result.returncode, result.stderr)
 
 
 def test_any_name_prints_on_any_terminal() -> None:

@@ -20,6 +20,8 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
         "units": (),
         "records": (),
         "storage": ("plain", "files", "places"),
+    },
+    {  # still words, one step up: config is written through storage, a room of several files
         "config": ("schema", "spelling", "checks", "loading", "candidates"),
     },
     {

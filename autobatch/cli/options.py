@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from autobatch.storage import DEFAULT_OUT
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+_LONGEST_SECS = 1e9
 KEY_OPTIONS = ("prompt_key", "response_key", "messages_key", "text_key", "tools_key")
 
 
@@ -39,17 +39,17 @@ class Entry(click.Group):
 
 
 class Seconds(click.ParamType):
-    """A time limit: a positive, finite number."""
+    """A time limit that the clock can count."""
 
     name = "float"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number of seconds; fail for nan, inf, zero and less."""
+        """Return the number of seconds; fail for nan, inf and what no clock holds."""
         secs = float(click.FLOAT.convert(value, param, ctx))
-        if not (math.isfinite(secs) and secs > 0):
-            self.fail(f"{value} is no time to wait; give a number of seconds above 0.", param, ctx)
+        if not abs(secs) <= _LONGEST_SECS:  # nan fails too
+            self.fail(f"{value} is no time to wait; give a number of seconds.", param, ctx)
         return secs
 
 

@@ -33,8 +33,8 @@ def print_result(record: Any, renderable: RenderableType | None, *, as_json: boo
         if as_json:
             click.echo(json.dumps(to_plain(record), indent=1, ensure_ascii=False))
         elif renderable is not None:
-            show(renderable, sys.stdout)
-        if sys.stdout is not None:
+            _show(renderable)
+        if sys.stdout is not None:  # `>&-`
             sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -43,6 +43,11 @@ def print_result(record: Any, renderable: RenderableType | None, *, as_json: boo
         raise AutobatchError(
             f"cannot print the result: {error.strerror or error}; send it to another place"
         ) from error
+
+
+def _show(renderable: RenderableType) -> None:
+    if sys.stdout is not None:
+        show(renderable, sys.stdout)
 
 
 def say_trial(trial: Trial, note: str) -> None:
@@ -56,7 +61,7 @@ def callbacks(rows: Rows, steps: Steps, *, quiet: bool) -> dict[str, Any]:
     def on_profile(profile: LengthProfile) -> None:
         rows.close()
         if not quiet:
-            show(profile_table(profile), sys.stdout)
+            _show(profile_table(profile))
 
     return {
         "talk": talk,
