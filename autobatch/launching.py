@@ -180,7 +180,7 @@ def run_job(
         memory_limit_bytes=memory_limit_bytes,
         torchrun_args=torchrun_args,
     )
-    tail = MetricsTail(run_dir / METRICS_FILE)
+    tail = MetricsTail(run_dir / METRICS_FILE, skip_present=True)
 
     def tell_new_rows() -> None:
         for row in tail.read():

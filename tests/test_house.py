@@ -52,7 +52,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     {
         "tuning": (
             *("space", "speed", "objective", "bisect", "result", "schedule", "stepping"),
-            *("search", "certificate", "verdict"),
+            *("search", "certificate", "evidence", "verdict"),
         ),
         "preflight": ("rule", "data", "model", "batch", "run", "verl"),
         "launching": (),

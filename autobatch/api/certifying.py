@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from autobatch.plan.epochs import Plan
 from autobatch.plan.worst import worst_micro_batch
 from autobatch.probing.runner import ProbeRunner, error_of
 from autobatch.records import Certificate, Trial, fits
-from autobatch.storage import from_plain, to_plain
+from autobatch.storage import to_plain
 from autobatch.tuning.certificate import certify, recertify
+from autobatch.tuning.evidence import Evidence, read_evidence
 from autobatch.tuning.space import load_of
+from autobatch.tuning.verdict import law_key
 from autobatch.units import format_gib
 
 ON_STALE = ("refuse", "warn")
@@ -67,12 +70,12 @@ def certified(
         StaleError: if model, versions, toggles or ranks changed, or the new worst micro-batch
             does not fit.
     """
-    tuning = inputs.config.tuning
-    if tuning is None:
+    evidence, tuning = read_evidence(inputs.config), inputs.config.tuning
+    if evidence is None or tuning is None:
         talk("warning: this config was never tuned, so nothing proves that it fits in memory")
         return Proven(config=loaded)
-    proven = from_plain(Trial, tuning["winner"], where="tuning.winner")
-    changed = _changes(tuning, inputs, plan, proven)
+    proven = evidence.winner
+    changed = _changes(evidence, inputs, plan)
     if changed:
         sentence = f"the tuned config is stale: {'; '.join(changed)}"
         if on_stale == "refuse":
@@ -82,7 +85,7 @@ def certified(
         return Proven(config=_with(loaded, tuning, unproven, proven))
     certificate = recertify(plan, proven=proven)
     if certificate is not None:
-        if certificate.plan_hash != tuning["certificate"]["plan_hash"]:
+        if certificate.plan_hash != evidence.certificate.plan_hash:
             talk(
                 "the micro-batches are other ones than when tuned; all "
                 f"{certificate.num_micro_batches:,} were replayed, none is larger than the "
@@ -98,15 +101,32 @@ def certified(
     return Proven(config=config, trial=trial, probes=probes)
 
 
-def _changes(tuning: dict[str, Any], inputs: Inputs, plan: Plan, proven: Trial) -> list[str]:
+def _changes(evidence: Evidence, inputs: Inputs, plan: Plan) -> list[str]:
+    """Return a sentence for each thing the verdict depends on that is another one now."""
+    proven, now = evidence.winner, candidate_of(inputs.config)
+    here = law_key(
+        gpu=str(evidence.law_key.get("gpu")),
+        spec=inputs.spec,
+        candidate=now,
+        environment=describe(device=inputs.config.trainer.device),
+        config=inputs.config,
+    )
     changed = []
-    key, here = tuning["law_key"], describe(device=inputs.config.trainer.device)
-    for name in ("torch", "transformers"):
-        if key.get(name) != here.get(name):
-            changed.append(f"{name} was {key.get(name)}, here it is {here.get(name)}")
-    if key.get("model") != inputs.spec.config_hash:
-        changed.append("the model's shape is another one")
-    if candidate_of(inputs.config).toggles != proven.candidate.toggles:
+    for name, value in here.items():
+        before = evidence.law_key.get(name)
+        if name == "model":
+            if before != value:
+                changed.append("the model's shape is another one")
+        elif name == "settings":
+            old = before if isinstance(before, Mapping) else {}
+            changed += [
+                f"{key} was {old.get(key)}, now it is {setting}"
+                for key, setting in value.items()
+                if old.get(key) != setting
+            ]
+        elif name != "toggles" and before != value:
+            changed.append(f"{name} was {before}, here it is {value}")
+    if now.toggles != proven.candidate.toggles:
         changed.append("toggles of the engine were changed")
     ranks = plan.settings.data_parallel_size
     if ranks != proven.data_parallel_size:

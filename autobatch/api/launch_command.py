@@ -23,6 +23,7 @@ from autobatch.preflight.rule import warnings_or_raise
 from autobatch.preflight.run import check_run
 from autobatch.storage import DEFAULT_OUT, TUNED_FILE
 from autobatch.training import checkpoints
+from autobatch.tuning.evidence import read_evidence
 from autobatch.units import format_gib, format_secs
 
 
@@ -90,7 +91,8 @@ def launch(
     ]:
         talk(f"warning: {message}")
     with nullcontext() if dry_run else launching.locked(run_dir):
-        for message in launching.check_continues(resolved, run_dir):
+        changes = launching.check_continues(resolved, run_dir)
+        for message in changes:
             talk(f"warning: {message}")
         start_step = _start_step(resolved, run_dir, plan, talk)
         starts_anew = resolved.trainer.resume_mode == "disable"
@@ -145,6 +147,8 @@ def launch(
                 f"the run in {run_dir} has made all its {steps} steps; nothing to do "
                 "(trainer.resume_mode=disable starts anew, and keeps the old run beside it)"
             )
+            if changes:
+                talk("warning: the finished run does not have the changed settings")
             return replace(report, finished=True, start_step=steps)
         if on_start is not None:
             on_start(steps)
@@ -190,13 +194,13 @@ def _memory_limit(config: Config, talk: Talk) -> int:
         here = cpu_memory_limit(
             num_local_ranks=config.trainer.nproc_per_node, memory_limit_bytes=None
         )
-    if config.tuning is None:
+    evidence = read_evidence(config)
+    if evidence is None:
         return here
-    limit = int(config.tuning["memory_limit_bytes"])
+    limit, winner = evidence.memory_limit_bytes, evidence.winner
     if limit <= here:
         return limit
-    winner = config.tuning["winner"]
-    needed = int(winner["peak_reserved_bytes"]) + int(winner["non_torch_bytes"])
+    needed = (winner.peak_reserved_bytes or 0) + (winner.non_torch_bytes or 0)
     if needed > here:
         raise StaleError(
             f"the tuned config needs {format_gib(needed)} a rank, here are {format_gib(here)}; "

@@ -16,6 +16,7 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
+from autobatch.api import TuneReport
 from autobatch.errors import AutobatchError
 from autobatch.records import LengthProfile, Trial
 from autobatch.reporting import ProfileProgress, RunProgress, profile_table, show, trial_line
@@ -63,9 +64,16 @@ def callbacks(rows: Rows, steps: Steps, *, quiet: bool) -> dict[str, Any]:
         if not quiet:
             _show(profile_table(profile))
 
+    def on_tuned(report: TuneReport) -> None:
+        if not quiet:
+            from autobatch.cli.views import tune_view
+
+            show(tune_view(report), sys.stdout)
+
     return {
         "talk": talk,
         "on_profile": on_profile,
+        "on_tuned": on_tuned,
         "on_trial": say_trial,
         "on_row": steps.update,
         "on_start": steps.start,

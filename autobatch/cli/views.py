@@ -50,7 +50,12 @@ def tune_record(report: TuneReport) -> dict[str, Any]:
 def tune_view(report: TuneReport) -> RenderableType:
     """Return the trials and the verdict."""
     result = report.result
+    num_tried = len({trial.candidate.toggles for trial in result.trials})
+    cut_short = ""
+    if num_tried < len(result.searched):
+        cut_short = "; more --seconds would try the rest"
     return Group(
+        Text(f"{num_tried} of {len(result.searched)} toggle sets were stepped{cut_short}"),
         trials_table(result.trials, result.winner.trial_id, result.tokens_per_sec),
         *(Text(f"{key} not tried: {why}") for key, why in result.left_out.items()),
         Text(""),
@@ -103,8 +108,8 @@ def run_record(report: RunReport) -> dict[str, Any]:
 
 
 def run_view(report: RunReport) -> RenderableType:
-    """Return the verdict and the summary of the run."""
-    return Group(tune_view(report.tuned), Text(""), launch_view(report.launched))
+    """Return the summary of the run; profile and verdict were shown as they came."""
+    return launch_view(report.launched)
 
 
 def gpus_record(report: GpusReport) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 def main() -> int:
     """Train the config in a run directory; write error.json there if it cannot be done."""
+    from autobatch.jobs import end_with_launcher
+
+    end_with_launcher()  # before the imports that take seconds
     from autobatch.config import load_config, resolve
     from autobatch.errors import AutobatchError
-    from autobatch.jobs import end_with_launcher
     from autobatch.training.guards import report_error
     from autobatch.training.loop import Progress, train
 
-    end_with_launcher()
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--cache-dir", type=Path, required=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from autobatch.engine.step import optimizer_step
 from autobatch.errors import RunError, StaleError
 from autobatch.hardware.present import named_of, present_gpus
 from autobatch.model import model_flops, read_model_spec
+from autobatch.oom import out_of_memory_kind
 from autobatch.plan.epochs import Plan, StepPlan, num_steps, order_hash, plan_hash
 from autobatch.records import ModelSpec
 from autobatch.training import checkpoints, metrics
@@ -60,9 +62,11 @@ def train(
         start = 0
         if resume is not None:
             start = checkpoints.read_mark(resume).step
-            load_state(engine, resume)
+            _load(engine, resume)
         if device.rank == 0:
             metrics.cut_back(run_dir / metrics.FILE_NAME, num_steps=start)
+            if start < num_steps(plan):  # an export of fewer steps is not this run's result
+                shutil.rmtree(run_dir / "hf", ignore_errors=True)
         _steps(engine, plan, cache, run_dir, spec, start=start, order=order, progress=progress)
         tokenizer = config.model.tokenizer_path or config.model.path
         with device.phase("save"):
@@ -146,10 +150,26 @@ def _save(engine: Engine, run_dir: Path, *, step: int, order: str) -> None:
             checkpoints.complete(run_dir, step=step, order_hash=order, num_ranks=device.world_size)
             checkpoints.thin_out(run_dir, most=engine.config.trainer.max_ckpt_to_keep)
         _barrier(engine)
-    except OSError as error:
+    except Exception as error:  # torch wraps what the file system says in errors of many types
+        if out_of_memory_kind(error):
+            raise
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RunError(
-            f"the checkpoint after step {step} cannot be written to {run_dir} "
-            f"({error.strerror or error}); free space there, then launch again"
+            f"the checkpoint after step {step} cannot be written to {run_dir} ({words}); free "
+            "space there, then launch again"
+        ) from error
+
+
+def _load(engine: Engine, path: Path) -> None:
+    try:
+        load_state(engine, path)
+    except Exception as error:  # damaged bytes fail in many ways
+        if out_of_memory_kind(error):
+            raise
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RunError(
+            f"the checkpoint {path} cannot be read ({words}); move it away to continue from the "
+            "one before"
         ) from error
 
 
