@@ -785,3 +785,31 @@ def test_a_real_search_ends_where_memory_does(model, tmp_path, packed):
     last_fitting = max(fitting, key=lambda t: load_tokens(t.load))
     between = load_tokens(first_failing.load) - load_tokens(last_fitting.load)
     assert searched.largest + 1 == first_failing.candidate.size or (packed and between < 8)
+
+
+def test_a_first_step_that_makes_kernels_predicts_no_step(model, tmp_path):
+    """On a GPU the first step takes ten seconds more, whatever the load."""
+    from autobatch.tuning.speed import predicted_secs, steps_secs
+
+    load = Load(micro_batches=((100,), (100,)))
+    trial = Trial(
+        trial_id="t001",
+        candidate=Candidate(toggles=Toggles(), max_token_len_per_gpu=100),
+        load=load,
+        data_parallel_size=1,
+        measured=True,
+        stand_in_for=None,
+        simulated_ranks=None,
+        outcome="ok",
+        message=None,
+        memory_limit_bytes=1,
+        peak_allocated_bytes=1,
+        peak_reserved_bytes=1,
+        non_torch_bytes=0,
+        phase_peaks={},
+        step_secs=(12.0, 1.1, 1.0),
+        num_alloc_retries=0,
+        seconds=20.0,
+    )
+    assert 3.0 == steps_secs(trial)
+    assert 6.0 == predicted_secs([trial], Load(micro_batches=((200,), (200,))))

@@ -13,6 +13,7 @@ from statistics import median
 
 from autobatch.records import Toggles, Trial
 from autobatch.tuning.result import SearchedSet
+from autobatch.tuning.speed import steps_secs
 
 SCREENING_FRACTION = 0.5
 WORTH_FRACTION = 0.75  # of the leader's speed after screening: slower sets need no exact limit
@@ -54,7 +55,7 @@ def starts_child(last: Trial | None, toggles: Toggles, *, device: str) -> bool:
 def start_secs(trials: Sequence[Trial], *, device: str) -> float:
     """Return the usual seconds that a trial spends on the start of its processes; unknown: 0."""
     overheads = [
-        trial.seconds - sum(trial.step_secs)
+        trial.seconds - steps_secs(trial)
         for last, trial in pairwise((None, *trials))
         if trial is not None
         and trial.outcome == "ok"

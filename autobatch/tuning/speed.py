@@ -148,7 +148,15 @@ def predicted_secs(trials: Iterable[Trial], load: Load) -> float | None:
     if not known:
         return None
     nearest = min(known, key=lambda trial: abs(_step_tokens(trial.load) - tokens))
-    return sum(nearest.step_secs) * tokens / _step_tokens(nearest.load)
+    return steps_secs(nearest) * tokens / _step_tokens(nearest.load)
+
+
+def steps_secs(trial: Trial) -> float:
+    """Return the seconds of a trial's steps, had all been like the last.
+
+    The first makes kernels (on a GPU for ten seconds and more), which belongs to the start.
+    """
+    return len(trial.step_secs) * trial.step_secs[-1] if trial.step_secs else 0.0
 
 
 def _step_tokens(load: Load) -> int:
