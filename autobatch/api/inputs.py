@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from autobatch.preflight.data import check_data
 from autobatch.preflight.model import check_model
 from autobatch.preflight.rule import warnings_or_raise
 from autobatch.records import Candidate, LengthProfile, ModelSpec
+from autobatch.storage import user_path
 
 Talk = Callable[[str], None]
 RowProgress = Callable[[int, int | None], None]
@@ -121,4 +121,4 @@ def _largest_id(inputs: Inputs) -> int:
 
 def absolute(path: str) -> str:
     """Return a path that stays right from any working directory."""
-    return path if "://" in path else str(Path(path).expanduser().absolute())
+    return path if "://" in path else str(user_path(path).absolute())

@@ -44,6 +44,8 @@ def probe(
             cannot work.
         RunError: if the child fails other than by memory or time.
     """
+    if seconds is not None and not seconds > 0:
+        raise ConfigError(f"--seconds {seconds:g} is not positive; give e.g. 600")
     if (tokens is None) == (micro_batch_size is None):
         raise ConfigError(
             "give --tokens T with --length L (packed rows), or --micro-batch-size B with "

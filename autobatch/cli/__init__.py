@@ -117,7 +117,7 @@ def probe_command(settings: tuple[str, ...], as_json: bool, **arguments: Any) ->
         trial = probe(**arguments, overrides=settings, talk=talk)
         print_result(probe_record(trial), probe_view(trial), as_json=as_json)
         if not fits(trial):
-            raise SystemExit(3 if trial.outcome == "oom" else 1)
+            raise SystemExit(3 if trial.outcome in ("oom", "ok") else 1)
 
 
 @main.command("launch", cls=PassThrough)
