@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import shlex
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from autobatch.config import TUNABLE_KEYS, Config, load_config, resolve
 from autobatch.errors import AutobatchError, ConfigError, NothingFitsError, RunError, StaleError
 from autobatch.hardware.environment import child_environment
-from autobatch.jobs import Job, start_process
+from autobatch.jobs import Job, exclusive, start_process
 from autobatch.records import Trial
 from autobatch.reporting import MetricsTail
 from autobatch.storage import METRICS_FILE, TRIALS_FILE, append_jsonl, read_json, read_jsonl
@@ -214,32 +213,19 @@ def beside(run_dir: Path, ending: str) -> Path:
     return place.with_name(f".{place.name}.{ending}")
 
 
-@contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
+def locked(run_dir: Path) -> AbstractContextManager[None]:
     """Keep other launches out of a run directory, there or not.
 
     The lock lies beside it, so that it stays when the directory is renamed.
 
     Raises:
-        RunError: if another launch holds it.
+        RunError: on entering, if another launch holds it.
     """
-    path = beside(run_dir, "lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("w")
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}; choose another trainer.output_dir"
-        ) from error
-    with opened as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunError(
-                f"another launch is running in {run_dir}; wait for it, or choose another "
-                "trainer.output_dir"
-            ) from error
-        yield
+    return exclusive(
+        beside(run_dir, "lock"),
+        refusal=f"another launch is running in {run_dir}; wait for it, or choose another "
+        "trainer.output_dir",
+    )
 
 
 def _raise_failure(job: Job, run_dir: Path) -> None:

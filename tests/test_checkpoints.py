@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trials import trial_of
 
 from autobatch.plan.epochs import plan_hash
 from autobatch.plan.settings import Plan, PlanSettings, make_plan
-from autobatch.records import Candidate, Load, Toggles, Trial
 from autobatch.training import checkpoints
 from autobatch.tuning.certificate import recertify
 from autobatch.tuning.space import load_of
@@ -92,32 +92,10 @@ def plan_of(*lengths: int, seed: int = 0, epochs: int = 1) -> Plan:
     return make_plan(settings, lengths=tokens, label_tokens=tokens - 1)
 
 
-def proof_of(load: Load) -> Trial:
-    return Trial(
-        trial_id="t001",
-        candidate=Candidate(toggles=Toggles(), max_token_len_per_gpu=100),
-        load=load,
-        data_parallel_size=1,
-        measured=True,
-        stand_in_for=None,
-        simulated_ranks=None,
-        outcome="ok",
-        message=None,
-        memory_limit_bytes=1000,
-        peak_allocated_bytes=10,
-        peak_reserved_bytes=10,
-        non_torch_bytes=0,
-        phase_peaks={},
-        step_secs=(2.0, 2.0),
-        num_alloc_retries=0,
-        seconds=4.0,
-    )
-
-
 def test_a_longer_run_is_covered_by_the_same_proof() -> None:
     """The certificate is of the new plan, proven by the old trial."""
     longer = plan_of(60, 60, 60, epochs=3)
-    certificate = recertify(longer, proven=proof_of(load_of(plan_of(60, 60, 60))))
+    certificate = recertify(longer, proven=trial_of(load_of(plan_of(60, 60, 60))))
     assert certificate is not None
     assert (plan_hash(longer), 3, "t001") == (
         certificate.plan_hash,
@@ -128,17 +106,17 @@ def test_a_longer_run_is_covered_by_the_same_proof() -> None:
 
 def test_fewer_tokens_are_covered() -> None:
     """No micro-batch is larger than the one that was stepped."""
-    assert recertify(plan_of(55, 55), proven=proof_of(load_of(plan_of(60, 60)))) is not None
+    assert recertify(plan_of(55, 55), proven=trial_of(load_of(plan_of(60, 60)))) is not None
 
 
 def test_more_tokens_are_not_covered() -> None:
     """One token more asks for a new trial."""
-    assert recertify(plan_of(61, 61), proven=proof_of(load_of(plan_of(60, 60)))) is None
+    assert recertify(plan_of(61, 61), proven=trial_of(load_of(plan_of(60, 60)))) is None
 
 
 def test_longer_rows_of_as_many_tokens_are_not_covered() -> None:
     """Attention can take memory by length squared."""
-    proven = proof_of(load_of(plan_of(30, 30)))
+    proven = trial_of(load_of(plan_of(30, 30)))
     assert 60 == sum(proven.load.micro_batches[0])
     assert recertify(plan_of(60, 60), proven=proven) is None
 
@@ -147,4 +125,4 @@ def test_longer_rows_of_as_many_tokens_are_not_covered() -> None:
 def test_what_was_not_stepped_or_did_not_fit_covers_nothing(changes: dict[str, object]) -> None:
     """Only a measured trial within its limit is a proof."""
     plan = plan_of(60, 60)
-    assert recertify(plan, proven=replace(proof_of(load_of(plan)), **changes)) is None
+    assert recertify(plan, proven=replace(trial_of(load_of(plan)), **changes)) is None

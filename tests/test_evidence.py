@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from run_dirs import small_run
+from trials import trial_of
 
 from autobatch import api
 from autobatch.config import candidate_of, load_config, resolve, with_values
@@ -37,25 +38,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Trial]:
     plan = plan_of(
         resolved, candidate_of(resolved), TokenCache.open(profile.cache_dir), spec, num_ranks=1
     )
-    trial = Trial(
-        trial_id="t001",
-        candidate=candidate_of(resolved),
-        load=load_of(plan),
-        data_parallel_size=1,
-        measured=True,
-        stand_in_for=None,
-        simulated_ranks=None,
-        outcome="ok",
-        message=None,
-        memory_limit_bytes=2**30,
-        peak_allocated_bytes=2**20,
-        peak_reserved_bytes=2**20,
-        non_torch_bytes=0,
-        phase_peaks={},
-        step_secs=(1.0, 1.0),
-        num_alloc_retries=0,
-        seconds=2.0,
-    )
+    trial = trial_of(load_of(plan), candidate_of(resolved), memory_limit_bytes=2**30)
     tuning = {
         "winner": to_plain(trial),
         "certificate": to_plain(certify(plan, trial)),

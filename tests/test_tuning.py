@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from tiny_model import tiny_model
+from trials import trial_of
 
 from autobatch.config import TUNABLE_KEYS, candidate_of, load_config, resolve
 from autobatch.errors import ConfigError, NothingFitsError, RunError
@@ -73,31 +74,6 @@ def plan_of(candidate: Candidate, *, num_rows: int = 60, num_ranks: int = 1, bat
         lengths=lengths,
         label_tokens=lengths - 1,
     )
-
-
-def trial_of(candidate: Candidate, load: Load, **changes) -> Trial:
-    trial = Trial(
-        trial_id="t001",
-        candidate=candidate,
-        load=load,
-        data_parallel_size=1,
-        measured=True,
-        stand_in_for=None,
-        simulated_ranks=None,
-        outcome="ok",
-        message=None,
-        memory_limit_bytes=1000,
-        peak_allocated_bytes=10,
-        peak_reserved_bytes=10,
-        non_torch_bytes=0,
-        phase_peaks={},
-        step_secs=(2.0, 2.0),
-        num_alloc_retries=0,
-        seconds=4.0,
-        micro_batch_secs=(1.0, 1.0),
-        optimizer_secs=0.5,
-    )
-    return replace(trial, **changes)
 
 
 # ---- bisect ------------------------------------------------------------------
@@ -215,7 +191,7 @@ def test_every_toggle_set_is_a_whole_config(model):
 def timed(num_tokens: int, secs: float, **changes) -> Trial:
     candidate = candidate_at(PACKED, num_tokens)
     load = Load(micro_batches=((num_tokens,),) * 2)
-    return trial_of(candidate, load, micro_batch_secs=(secs, secs), **changes)
+    return trial_of(load, candidate, micro_batch_secs=(secs, secs), **changes)
 
 
 @pytest.mark.parametrize(("num_tokens", "secs"), [(0, 1.0), (10, 2.0), (25, 3.5), (50, 6.0)])
@@ -364,8 +340,8 @@ class ArithmeticMachine:
         self.stepped.append((candidate.toggles, load))
         self.is_down = outcome != "ok"
         return trial_of(
-            candidate,
             load,
+            candidate,
             trial_id=f"t{self.num_trials:03d}",
             outcome=outcome,
             message=self.error if is_error else None,
@@ -458,7 +434,7 @@ def test_the_winner_was_stepped_with_the_worst_micro_batch_of_its_plan(model, tm
 def test_another_load_is_no_proof():
     """A trial that stepped something else than the worst micro-batch proves nothing."""
     candidate = candidate_at(PACKED, 200)
-    trial = trial_of(candidate, Load(micro_batches=((5,), (5,))))
+    trial = trial_of(Load(micro_batches=((5,), (5,))), candidate)
     assert certify(plan_of(candidate), trial).proven_by is None
 
 
@@ -787,29 +763,10 @@ def test_a_real_search_ends_where_memory_does(model, tmp_path, packed):
     assert searched.largest + 1 == first_failing.candidate.size or (packed and between < 8)
 
 
-def test_a_first_step_that_makes_kernels_predicts_no_step(model, tmp_path):
+def test_a_first_step_that_makes_kernels_predicts_no_step():
     """On a GPU the first step takes ten seconds more, whatever the load."""
     from autobatch.tuning.speed import predicted_secs, steps_secs
 
-    load = Load(micro_batches=((100,), (100,)))
-    trial = Trial(
-        trial_id="t001",
-        candidate=Candidate(toggles=Toggles(), max_token_len_per_gpu=100),
-        load=load,
-        data_parallel_size=1,
-        measured=True,
-        stand_in_for=None,
-        simulated_ranks=None,
-        outcome="ok",
-        message=None,
-        memory_limit_bytes=1,
-        peak_allocated_bytes=1,
-        peak_reserved_bytes=1,
-        non_torch_bytes=0,
-        phase_peaks={},
-        step_secs=(12.0, 1.1, 1.0),
-        num_alloc_retries=0,
-        seconds=20.0,
-    )
+    trial = trial_of(Load(micro_batches=((100,), (100,))), step_secs=(12.0, 1.1, 1.0), seconds=20.0)
     assert 3.0 == steps_secs(trial)
     assert 6.0 == predicted_secs([trial], Load(micro_batches=((200,), (200,))))
