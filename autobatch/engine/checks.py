@@ -40,15 +40,15 @@ def check_toggles(toggles: Toggles, config: Config) -> None:
             "model.use_liger and model.loss_kernel=fused need the package liger-kernel; "
             "install it, or leave them out"
         )
-    if toggles.attn_implementation == "varlen" and config.engine.param_dtype == "fp32":
-        raise ConfigError(
-            "engine.param_dtype=fp32 has no varlen attention, which computes in bf16; use "
-            "engine.param_dtype=bf16, or model.attn_implementation=reference"
-        )
     attention = ATTENTION[device][toggles.use_remove_padding]
     if toggles.attn_implementation not in attention:
         raise ConfigError(
             f"model.attn_implementation={toggles.attn_implementation} does not work with "
             f"trainer.device={device}, model.use_remove_padding={toggles.use_remove_padding}; "
             f"use {' or '.join(attention)} or auto"
+        )
+    if toggles.attn_implementation == "varlen" and config.engine.param_dtype == "fp32":
+        raise ConfigError(
+            "engine.param_dtype=fp32 has no varlen attention, which computes in bf16; use "
+            "engine.param_dtype=bf16, or model.attn_implementation=reference"
         )
