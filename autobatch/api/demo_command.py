@@ -15,7 +15,9 @@ from autobatch.storage import make_out_dir
 
 NUM_RANKS = 2
 MEMORY_LIMIT = "64MiB"  # small enough for the search to meet its end
-SEARCH_SECS = 70.0
+# One kernel of the loss, so that padding and checkpointing are all tried within the time.
+OVERRIDES = ("model.loss_kernel=chunked", "trainer.resume_mode=disable")
+SEARCH_SECS = 80.0
 
 
 def demo(
@@ -43,7 +45,7 @@ def demo(
         num_gpus=NUM_RANKS,
         memory_limit=MEMORY_LIMIT,
         seconds=SEARCH_SECS,
-        overrides=[*paths.overrides, "trainer.resume_mode=disable"],
+        overrides=[*paths.overrides, *OVERRIDES],
         talk=talk,
         on_profile=on_profile,
         on_trial=on_trial,
