@@ -38,8 +38,8 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
             *("cache", "planning", "lengths", "advice", "conversion", "findings", "profiling"),
         ),
         "engine": (
-            *("account", "allocator", "device", "attention", "loss", "activations", "sharding"),
-            *("optimizer", "tensors", "liger", "adapters", "weights", "checks"),
+            *("account", "allocator", "products", "device", "attention", "loss", "activations"),
+            *("sharding", "optimizer", "tensors", "liger", "adapters", "weights", "checks"),
             *("language_model", "build", "step", "state"),
         ),
         "reporting": ("sources", "tables", "cards", "pictures", "progress", "page"),

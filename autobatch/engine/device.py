@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from autobatch.config import Config
 from autobatch.engine.account import MemoryAccount
 from autobatch.engine.allocator import CudaMemory
+from autobatch.engine.products import usable_products
 from autobatch.errors import ConfigError
 from autobatch.hardware.present import present_gpus
 
@@ -153,7 +153,7 @@ def claim(
         mesh = init_device_mesh(device.type, (world_size,))
     try:
         memory: MemoryAccount | CudaMemory
-        scope: AbstractContextManager[object]
+        scope = ExitStack()
         if device.type == "cuda":
             if mesh is not None and world_size > 1 and simulated_ranks is None:
                 dist.all_reduce(torch.zeros(1, device=device))  # makes the communicator
@@ -162,9 +162,10 @@ def claim(
             memory = CudaMemory(
                 device, limit_bytes=memory_limit_bytes, free_before_bytes=min(free, total)
             )
-            scope = contextlib.nullcontext()
         else:
-            memory = scope = MemoryAccount(memory_limit_bytes)
+            memory = MemoryAccount(memory_limit_bytes)
+            scope.enter_context(usable_products())
+            scope.enter_context(memory)
         with scope:
             yield Device(
                 torch_device=device,
