@@ -1,8 +1,8 @@
 """The whole job on one GPU, part by part, through the commands that users call.
 
-Parts, each under ten minutes: correctness, laws, tune, baseline, launch. Rows are appended to
-OUT/rows.jsonl as they land; a row that is there already is not measured again, so a part that
-was cut off is continued by calling it again.
+Parts, each under ten minutes: correctness, checkpointing, laws, toggles, tune, baseline, launch.
+Rows are appended to OUT/rows.jsonl as they land; a row that is there already is not measured
+again, so a part that was cut off is continued by calling it again.
 
     python benchmarks/bench_gpu.py correctness laws --out bench-out --model DIR --tokenizer DIR
 
@@ -46,6 +46,17 @@ LAWS: dict[str, tuple[int, tuple[str, ...]]] = {
         8,
         ("model.use_liger=true", "model.loss_kernel=fused"),
     ),
+}
+
+PACKED = ("--remove-padding", "on", "data.max_token_len_per_gpu=32768")
+PADDED = ("--remove-padding", "off", "data.micro_batch_size_per_gpu=16")
+BEST = (*PACKED, "--liger", "on", "--gradient-checkpointing")
+TOGGLES = {
+    "packed": PACKED,
+    "padded": PADDED,
+    "every_2": (*BEST, "every_2"),
+    "compiled": (*BEST, "none", "model.compile=true"),
+    "LoRA": (*BEST, "none", "model.lora_rank=32"),
 }
 
 
@@ -119,21 +130,35 @@ def correctness(options: argparse.Namespace, rows: Rows) -> None:
     """Kernels against float32."""
     if rows.has("correctness"):
         return
-    path = options.out / "correctness.jsonl"
-    path.unlink(missing_ok=True)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "gpu_correctness.py"), str(path)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-    )
-    found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    found, code = _script(options, "gpu_correctness.py", "correctness.jsonl")
     rows.add(
         "correctness",
         "python benchmarks/gpu_correctness.py",
         comparisons=found,
         num_comparisons=len(found),
         num_far=sum(r["error"] > r["limit"] for r in found),
-        exit_code=done.returncode,
+        exit_code=code,
     )
+
+
+def checkpointing(options: argparse.Namespace, rows: Rows) -> None:
+    """What each form keeps for the backward pass, in layers as wide as a 7B model's."""
+    if rows.has("checkpointing"):
+        return
+    found = _script(options, "gpu_checkpointing.py", "checkpointing.jsonl")
+    rows.add("checkpointing", "python benchmarks/gpu_checkpointing.py", forms=found[0])
+
+
+def _script(options: argparse.Namespace, name: str, results: str) -> tuple[list[Any], int]:
+    """Run a script of this folder; return the rows that it wrote and its exit code."""
+    path = options.out / results
+    path.unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / name), str(path)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines], done.returncode
 
 
 def laws(options: argparse.Namespace, rows: Rows) -> None:
@@ -175,7 +200,9 @@ def _gib(num_bytes: int | None) -> float | None:
     return None if num_bytes is None else round(num_bytes / 2**30, 3)
 
 
-def _profile(options: argparse.Namespace, out: Path) -> None:
+def _profile(options: argparse.Namespace) -> Path:
+    """Return the profile of the data, made once."""
+    out = options.out / "data"
     if not (out / "profile.json").exists():
         data = write_data(options.out)
         autobatch(
@@ -183,25 +210,38 @@ def _profile(options: argparse.Namespace, out: Path) -> None:
             *("--tokenizer", str(options.tokenizer)),
             log=options.out / "log.txt",
         )
+    return Path(out / "profile.json")
+
+
+def toggles(options: argparse.Namespace, rows: Rows) -> None:
+    """Every toggle set at one size, 32,768 tokens: what each does to memory and speed."""
+    for name, arguments in TOGGLES.items():
+        _tune(options, rows, f"toggles: {name}", options.out / "toggles", arguments)
 
 
 def tune(options: argparse.Namespace, rows: Rows) -> None:
     """The search under the limit of each card of --gpu."""
     for gpu in options.gpu:
-        out = options.out / gpu
-        _profile(options, out)
-        what = f"tune {gpu}"
-        if rows.has(what):
-            continue
-        record, code, command = autobatch(
-            *("tune", "--gpu", gpu, "--out", str(out), "--seconds", str(options.seconds)),
-            *("--train-batch-size", "256", "model.init=random", "trainer.total_epochs=9"),
+        arguments = (
+            *("--gpu", gpu, "trainer.total_epochs=9"),
             f"trainer.total_training_steps={options.steps}",
+        )
+        _tune(options, rows, f"tune {gpu}", options.out / gpu, arguments)
+
+
+def _tune(
+    options: argparse.Namespace, rows: Rows, what: str, out: Path, arguments: tuple[str, ...]
+) -> None:
+    if not rows.has(what):
+        record, code, command = autobatch(
+            *("tune", "--profile", str(_profile(options)), "--out", str(out)),
+            *("--seconds", str(options.seconds)),
+            *("--train-batch-size", "256", "model.init=random", *arguments),
             log=options.out / "log.txt",
         )
         if record is None:
             rows.add(what, command, outcome=f"exit {code}")
-            continue
+            return
         winner = record["winner"]
         rows.add(
             what,
@@ -261,8 +301,8 @@ def baseline(options: argparse.Namespace, rows: Rows) -> None:
     if rows.has(what):
         return
     out = options.out / "guide"
-    _profile(options, out)
-    profile = json.loads((out / "profile.json").read_text())
+    out.mkdir(exist_ok=True)
+    profile = json.loads(_profile(options).read_text())
     config = {
         "data": {
             "train_files": profile["data"]["files"],
@@ -314,7 +354,9 @@ def _launch(
 
 PARTS = {
     "correctness": correctness,
+    "checkpointing": checkpointing,
     "laws": laws,
+    "toggles": toggles,
     "tune": tune,
     "baseline": baseline,
     "launch": launch,
