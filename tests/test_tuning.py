@@ -533,6 +533,21 @@ def test_the_first_set_on_a_gpu_starts_at_a_size_that_tells_its_speed(gpu_search
     assert [largest // 4, largest // 8] == sizes[:2]
 
 
+@pytest.mark.parametrize("seconds", [120.0, 240.0])
+def test_sets_of_a_form_are_screened_at_one_size_on_a_gpu(gpu_search, seconds):
+    """Where the host decides how long a step takes, smaller sizes are not tried to save time."""
+    machine = ArithmeticMachine(
+        limit_bytes=10**6, base_secs=0.5, secs_per_token=1e-5, start_secs=2.0
+    )
+    result = gpu_search(machine, seconds=seconds)
+    first: dict[bool, dict[Toggles, int]] = {True: {}, False: {}}
+    for trial in result.trials:
+        toggles = trial.candidate.toggles
+        first[toggles.use_remove_padding].setdefault(toggles, trial.candidate.size)
+    assert [1, 1] == [len(set(sizes.values())) for sizes in first.values()]
+    assert 12 < sum(map(len, first.values()))
+
+
 @pytest.mark.parametrize("seconds", [200.0, 300.0, 450.0])
 def test_the_fastest_set_is_found_and_searched_within_the_seconds(gpu_search, seconds):
     """Screened among the first, then searched to the limit: not the first set wins."""

@@ -59,6 +59,8 @@ def search(
     began = clock()
     deadline = began + (math.inf if seconds is None else seconds)
     (out_dir / "trials.jsonl").unlink(missing_ok=True)
+    sets = toggle_sets(config, num_ranks=num_ranks, fixed_keys=fixed_keys)
+    screening_secs = SCREENING_FRACTION * (deadline - began)
     state = Stepping(
         prober=prober,
         plans=PlansBySize(plan_of),
@@ -68,10 +70,10 @@ def search(
         clock=clock,
         fixed=fixed_size(config, fixed_keys),
         device=config.trainer.device,
+        screening_secs=screening_secs / len(sets),
     )
-    sets = toggle_sets(config, num_ranks=num_ranks, fixed_keys=fixed_keys)
     refused: dict[Toggles, str] = {}
-    searched = _screen(state, sets, refused, until=began + SCREENING_FRACTION * (deadline - began))
+    searched = _screen(state, sets, refused, until=began + screening_secs)
     searched = _go_on(state, searched, refused)
     if not searched:
         raise ConfigError(next(iter(refused.values())))

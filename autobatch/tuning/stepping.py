@@ -59,6 +59,7 @@ class Stepping:
     clock: Callable[[], float]
     fixed: int | None
     device: str
+    screening_secs: float  # of a toggle set, were all screened alike
     trials: list[Trial] = field(default_factory=list)
     tokens_per_sec: dict[str, float] = field(default_factory=dict)  # by trial_id
     rejected: dict[Toggles, int] = field(default_factory=dict)  # the smallest size
@@ -170,23 +171,40 @@ class Stepping:
         )
 
     def _start(self, toggles: Toggles, turn: Turn) -> int:
-        """Return the size to step first: its own largest, or what sets of its form found useful."""
+        """Return the size to step first: its own largest, or what sets of its form found useful.
+
+        On a GPU all sets of a form start alike, so that their speeds can be compared.
+        """
         lower, upper = self._bounds(toggles)
         own = self.fitting(toggles)
         if own:
             return max(trial.candidate.size for trial in own)
-        size = self._largest_of_fastest(toggles.use_remove_padding)
-        size = first_size(lower=lower, upper=upper, device=self.device) if size is None else size
+        form = toggles.use_remove_padding
+        known = self._largest_of_fastest(form) if self.device == "cpu" else self._first_of(form)
+        size = known or first_size(lower=lower, upper=upper, device=self.device)
         failed = [t.candidate.size // 2 for t in self._own(toggles) if not fits(t)]
         size = max(lower, min(size, upper, *failed))
         # a first trial has to leave time for others; a short one beside its start always does
-        most = max((turn.ends - self.clock()) / 4, start_secs(self.trials, device=self.device) / 2)
+        usual_start_secs = start_secs(self.trials, device=self.device)
+        if self.device == "cpu":
+            most = max((turn.ends - self.clock()) / 4, usual_start_secs / 2)
+        else:
+            most = max(self.screening_secs, usual_start_secs)
         while size > lower:
             load = self.plans.load(candidate_at(toggles, size))
             if (predicted_secs(self.trials, load) or 0.0) <= most:
                 break
             size = max(lower, size // 2)
         return size
+
+    def _first_of(self, use_remove_padding: bool) -> int | None:
+        """Return the first size that fitted in any toggle set of a form."""
+        sizes = (
+            trial.candidate.size
+            for trial in self.trials
+            if trial.candidate.toggles.use_remove_padding == use_remove_padding and fits(trial)
+        )
+        return next(sizes, None)
 
     def _largest_of_fastest(self, use_remove_padding: bool) -> int | None:
         """Return the largest size that fitted in the fastest toggle set of a form."""
