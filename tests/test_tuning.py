@@ -110,6 +110,19 @@ def test_a_search_without_a_limit_stops_at_the_cap(start):
     assert (9, "cap", 9) == (found.largest, found.stopped_by, found.log[-1].size)
 
 
+def test_a_size_that_is_close_to_the_cap_is_the_cap():
+    """Stepping two tokens more would cost a trial and show nothing."""
+    tried: list[int] = []
+    found = largest_fitting(
+        lambda size: tried.append(size) or "fits",
+        lower=1,
+        upper=66,
+        start=16,
+        is_close=lambda fitted, other: abs(other - fitted) < 8,
+    )
+    assert ([16, 32, 64], 64, "cap") == (tried, found.largest, found.stopped_by)
+
+
 def test_nothing_fits_is_none():
     """When the smallest size fails there is no size."""
     found = largest_fitting(lambda size: "oom", lower=3, upper=1000, start=1000)
@@ -228,10 +241,11 @@ def test_one_trial_is_taken_in_proportion():
     assert pytest.approx(3.0) == micro_batch_secs(trials, own=trials[0])(30)
 
 
-def test_only_the_first_two_micro_batches_are_timed():
-    """A third micro-batch of other lengths says nothing about the worst one."""
-    trial = replace(timed(10, 1.0), micro_batch_secs=(1.0, 3.0, 50.0))
-    assert pytest.approx(2.0) == micro_batch_secs([trial], own=trial)(10)
+@pytest.mark.parametrize("secs", [(1.0, 3.0, 50.0), (3.0, 1.0, 0.1)])
+def test_the_faster_of_the_two_worst_micro_batches_is_timed(secs):
+    """A hiccup of the host only makes one longer; a third, of other lengths, says nothing."""
+    trial = replace(timed(10, 1.0), micro_batch_secs=secs)
+    assert pytest.approx(1.0) == micro_batch_secs([trial], own=trial)(10)
 
 
 def test_a_trials_seconds_grow_with_all_its_micro_batches():
@@ -589,8 +603,8 @@ def test_a_set_that_hangs_does_not_take_the_time_of_the_others(gpu_search):
     machine = ArithmeticMachine(
         limit_bytes=4000, base_secs=0.2, secs_per_token=0.0001, start_secs=10.0, hangs=hangs
     )
-    result = gpu_search(machine, seconds=600)
-    assert machine.now <= 600
+    result = gpu_search(machine, seconds=500)
+    assert machine.now <= 500
     hanging = [n for n, trial in enumerate(result.trials) if trial.outcome == "timeout"]
     assert 60.0 == machine.timeouts[hanging[0]]
     assert 1 < len({t.candidate.toggles for t in result.trials if fits(t)})

@@ -37,7 +37,8 @@ def largest_fitting(
 
     Doubles from `start` (None: lower) while sizes fit, or halves until one does, then bisects:
     at most about 2·log2 trials, each size tried once, and what is returned was tried. Exact,
-    unless `is_close(fits, fails)` says that going on is not worth it. `try_size` returns
+    unless `is_close(fits, other)` says that a size that fails, or `upper`, is no step
+    worth taking. `try_size` returns
 
     - `fits`, or `oom` or `timeout` for a size that does not;
     - `plateau` or `time` for a size that it did not try because the search should end.
@@ -63,7 +64,7 @@ def largest_fitting(
                 return Bisection(largest=None, stopped_by=failed_by, log=tuple(log))
             size = max(lower, fails // 2)
         elif fails is None:
-            if fits == upper:
+            if fits == upper or (is_close is not None and is_close(fits, upper)):
                 return Bisection(largest=fits, stopped_by="cap", log=tuple(log))
             size = min(upper, fits * 2)
         else:

@@ -42,7 +42,7 @@ def search(
 ) -> SearchResult:
     """Return the candidate with the shortest expected run, of those whose worst load fits.
 
-    In about half of `seconds` (None: no limit) every toggle set is screened; the rest goes to
+    In about 60 % of `seconds` (None: no limit) every toggle set is screened; the rest goes to
     those that may still win, the fastest first. Each trial is appended to `out_dir/trials.jsonl`
     as it lands. Row counts are searched exactly; token budgets up to worst micro-batches that
     differ by less than 8 tokens (on a GPU: 1 %); budgets with the same worst micro-batch share a
