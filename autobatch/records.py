@@ -22,6 +22,7 @@ class DataSource:
     format: str  # messages | conversations | question_answer | ... (dataset.formats)
     keys: dict[str, str]  # e.g. {"prompt_key": "question", "response_key": "answer"}
     fingerprint: str  # changes with the files, the format, the keys and the renderer
+    revision: str | None = None  # the commit of a data set from a hub
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,23 @@ class ProfileWarning:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowPlace:
+    """Where a row lies."""
+
+    file: str
+    row: int  # in its file, 0-based
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRow:
+    """A row with its length in tokens, uncut."""
+
+    file: str
+    row: int  # in its file, 0-based
+    length_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LengthProfile:
     """Token lengths of a data set under one tokenizer and template, uncut."""
 
@@ -97,6 +115,8 @@ class LengthProfile:
     histogram: tuple[tuple[int, int], ...]  # (length_tokens, count), ascending
     max_length: MaxLengthAdvice
     warnings: tuple[ProfileWarning, ...] = ()
+    longest: tuple[LongRow, ...] = ()  # the longest samples, descending
+    skipped_rows: dict[str, tuple[RowPlace, ...]] = field(default_factory=dict)  # the first few
     schema_version: int = SCHEMA_VERSION
 
 

@@ -92,7 +92,7 @@ def _label_warnings(tally: Tally, num_rows_without_labels: int) -> list[ProfileW
 def _row_warnings(tally: Tally) -> list[ProfileWarning]:
     found = []
     for reason, count in tally.skipped.most_common():
-        rows = ", ".join(str(n) for n in tally.examples[reason])
+        rows = ", ".join(str(number) for number, _, _ in tally.examples[reason])
         more = ", ..." if count > len(tally.examples[reason]) else ""
         refused = reason.startswith("template") and tally.refusal
         found.append(

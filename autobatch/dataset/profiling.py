@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from autobatch.dataset.advice import advise
 from autobatch.dataset.cache import TokenCache, write_cache
 from autobatch.dataset.files import DataFile, count_rows, find_files, read_columns, read_rows
@@ -20,11 +22,12 @@ from autobatch.dataset.tokenizer import Tokenizer, load_tokenizer, tokenizer_dig
 from autobatch.dataset.truncation import kept_label_tokens
 from autobatch.dataset.turns import Tally
 from autobatch.errors import AutobatchError, DataError
-from autobatch.records import DataSource, LengthProfile
+from autobatch.records import DataSource, LengthProfile, LongRow, RowPlace
 from autobatch.storage import cache_root, read_record, write_json
 
 Progress = Callable[[int, int | None], None]
 _PROGRESS_ROWS = 500
+_LONGEST_ROWS = 20
 
 
 def profile_lengths(
@@ -169,4 +172,18 @@ def _describe(
             needs_eos=data.format == "text" or tokenizer.template_hash is None,
             media=media,
         ),
+        longest=_longest(cache),
+        skipped_rows={
+            reason: tuple(RowPlace(file=data.files[file], row=row) for _, file, row in places)
+            for reason, places in tally.examples.items()
+        },
     )
+
+
+def _longest(cache: TokenCache) -> tuple[LongRow, ...]:
+    order = np.argsort(-cache.lengths, kind="stable")[:_LONGEST_ROWS]
+    rows = []
+    for i in order:
+        file, row = cache.source(int(i))
+        rows.append(LongRow(file=file, row=row, length_tokens=int(cache.lengths[i])))
+    return tuple(rows)

@@ -74,7 +74,7 @@ def render_rows(
         try:
             draft = _draft(file_index, row_index, number, row, fmt, tokenizer, find_spans, tally)
         except RowSkippedError as reason:
-            tally.skip(str(reason), number)
+            tally.skip(str(reason), (number, file_index, row_index))
             continue
         drafts.append(draft)
         num_chars += len(draft.text) + len(draft.response or "")
@@ -229,7 +229,7 @@ def _tokenize(drafts: list[_Draft], tokenizer: Tokenizer, tally: Tally) -> Itera
             ids = np.array(tokens if tokens[-1:] == eos else tokens + eos, dtype=np.int32)
             mask = np.ones(len(ids), dtype=bool)
         if not len(ids):
-            tally.skip("no tokens", draft.number)
+            tally.skip("no tokens", (draft.number, draft.file_index, draft.row_index))
             continue
         mask[0] = False
         yield Sample(

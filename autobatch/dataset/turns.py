@@ -33,19 +33,20 @@ class Tally:
 
     num_rows: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[int]] = field(default_factory=dict)  # reason -> first row numbers
+    # reason -> (number over all files, file index, row index) of the first rows
+    examples: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
     refusal: str | None = None  # the template's own words, first seen
     unknown_roles: Counter[str] = field(default_factory=Counter)
     dropped_parts: Counter[str] = field(default_factory=Counter)
     argument_kinds: Counter[str] = field(default_factory=Counter)
     num_labels_not_found: int = 0
 
-    def skip(self, reason: str, row_number: int) -> None:
-        """Count one skipped row, and remember the first few by number."""
+    def skip(self, reason: str, place: tuple[int, int, int]) -> None:
+        """Count one skipped row, and remember the first few by their places."""
         self.skipped[reason] += 1
         rows = self.examples.setdefault(reason, [])
         if len(rows) < _EXAMPLES:
-            rows.append(row_number)
+            rows.append(place)
 
 
 def row_messages(row: Mapping[str, Any], fmt: RowFormat, tally: Tally) -> list[dict[str, Any]]:
