@@ -15,7 +15,7 @@ from trials import trial_of
 
 from autobatch.config import TUNABLE_KEYS, candidate_of, load_config, resolve
 from autobatch.errors import ConfigError, NothingFitsError, RunError
-from autobatch.model import read_model_spec
+from autobatch.model import num_parameters, read_model_spec
 from autobatch.plan.settings import PlanSettings, make_plan
 from autobatch.plan.worst import worst_micro_batch
 from autobatch.probing.runner import ProbeRunner, toggle_set_name
@@ -462,12 +462,40 @@ def test_trials_are_written_as_they_land_and_anew_for_each_search(model, tmp_pat
 
 def test_nothing_fits_says_what_was_tried_and_what_to_do(model, tmp_path):
     """Exit code 3: smallest sizes, peak reached, bytes of the state, remedies."""
+    machine = ArithmeticMachine(limit_bytes=2 * state_bytes(model), bytes_per_token=10**9)
     with pytest.raises(NothingFitsError) as caught:
-        run_search(model, tmp_path, ArithmeticMachine(limit_bytes=50))
+        run_search(model, tmp_path, machine)
     words = str(caught.value)
     assert 3 == caught.value.exit_code
     for part in ("1 row", "tokens", "passed", "x 16 bytes", "--max-length", "--memory-limit"):
         assert part in words
+
+
+# (limit in bytes a parameter, what is named, what would not help)
+@pytest.mark.parametrize(
+    ("bytes_per_parameter", "named", "unnamed"),
+    [
+        (12, ("state_dtype=bf16", "LoRA"), ("--max-length", "gradient_checkpointing")),
+        (6, ("LoRA",), ("--max-length", "state_dtype")),
+        (1, ("more GPUs",), ("--max-length", "state_dtype", "LoRA")),
+    ],
+)
+def test_a_state_above_the_limit_names_only_what_helps(
+    model, tmp_path, bytes_per_parameter, named, unnamed
+):
+    """Shorter rows and checkpointing save activations, which are not what is too large."""
+    limit = bytes_per_parameter * state_bytes(model) // 16
+    machine = ArithmeticMachine(limit_bytes=limit, bytes_per_token=10**9)
+    with pytest.raises(NothingFitsError) as caught:
+        run_search(model, tmp_path, machine)
+    remedies = str(caught.value).rpartition("; try ")[2]
+    assert [True] * len(named) == [word in remedies for word in named]
+    assert [False] * len(unnamed) == [word in remedies for word in unnamed]
+
+
+def state_bytes(model) -> int:
+    """Return the bytes of fp32 weights, gradients and moments."""
+    return 16 * num_parameters(read_model_spec(model))
 
 
 def test_time_that_ends_before_anything_fitted_is_said(model, tmp_path):

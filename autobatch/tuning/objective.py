@@ -91,23 +91,36 @@ def nothing_fits_sentence(
     peaks = [t.peak_reserved_bytes for t in trials if t.peak_reserved_bytes is not None]
     sizes = " and ".join(dict.fromkeys(map(size_text, smallest)))
     reached = f" (it passed {format_gib(min(peaks))})" if peaks else ""
+    limit = trials[0].memory_limit_bytes
     state = ""
+    remedies = ["a shorter --max-length", "LoRA", "more GPUs", "a bigger --memory-limit"]
+    if all(candidate.toggles.gradient_checkpointing == "none" for candidate in smallest):
+        remedies.insert(0, "model.gradient_checkpointing=full")
     parameters = num_parameters(spec)
     if parameters is not None:
         per_parameter = state_bytes_per_parameter(config)
         shards = trials[0].data_parallel_size if smallest[0].toggles.strategy == "fsdp2" else 1
+        state_bytes = parameters * per_parameter / shards
         state = (
-            f"; weights, gradients and optimizer alone take "
-            f"{format_gib(parameters * per_parameter / shards)} a rank "
+            f"; weights, gradients and optimizer alone take {format_gib(state_bytes)} a rank "
             f"({format_count(parameters)} parameters x {per_parameter} bytes / {shards})"
         )
-    remedies = ["a shorter --max-length", "LoRA", "more GPUs", "a bigger --memory-limit"]
-    if all(candidate.toggles.gradient_checkpointing == "none" for candidate in smallest):
-        remedies.insert(0, "model.gradient_checkpointing=full")
+        if state_bytes >= limit:
+            remedies = _remedies_for_state(config, parameters / shards, limit)
     return (
-        f"nothing fits in {format_gib(trials[0].memory_limit_bytes)}: even {sizes} a micro-batch "
+        f"nothing fits in {format_gib(limit)}: even {sizes} a micro-batch "
         f"ran out of memory{reached}{state}; try {', '.join(remedies[:-1])} or {remedies[-1]}"
     )
+
+
+def _remedies_for_state(config: Config, parameters: float, limit_bytes: int) -> list[str]:
+    """Return what helps where the state of so many parameters a rank passes the limit."""
+    remedies = []
+    if config.engine.state_dtype != "bf16" and parameters * 8 < limit_bytes:
+        remedies.append("engine.state_dtype=bf16 (half the bytes, coarser updates)")
+    if not config.model.lora_rank and parameters * 2 < limit_bytes:
+        remedies.append("LoRA (model.lora_rank=16: frozen weights take 2 bytes)")
+    return [*remedies, "more GPUs", "a bigger --memory-limit"]
 
 
 def state_bytes_per_parameter(config: Config) -> int:
