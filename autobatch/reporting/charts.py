@@ -53,7 +53,6 @@ def distribution(profile: LengthProfile) -> Markup:
         *_token_axis(axis, top + _PLOT, width=_WIDE - 60),
     ]
     parts += [_upright(axis.place(n), top, top + _PLOT, "mark") for n in marks.values()]
-    parts += [tag("g", drawn, transform=f"translate(0 {top:.0f})") for drawn, _ in labels]
     if advised:
         place = axis.place(advised)
         parts.append(_upright(place, 14, top + _PLOT, "advised"))
@@ -63,6 +62,8 @@ def distribution(profile: LengthProfile) -> Markup:
             tag("tspan", f", {cost_of(profile)}", class_="wide"),
         )
         parts.append(_text(place, 12, *words, class_="advised", anchor=anchor, dx=nudge))
+    # last, so that no line runs through a label
+    parts += [tag("g", drawn, transform=f"translate(0 {top:.0f})") for drawn, _ in labels]
     return _svg(
         top + _PLOT + 26,
         "Distribution of row lengths",

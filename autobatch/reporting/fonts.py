@@ -43,7 +43,7 @@ def _glyphs(family: str) -> frozenset[int]:
     """Return the code points a family can draw; nothing for a font that cannot be scaled."""
     from matplotlib import font_manager
 
-    properties = font_manager.FontProperties(family=family)
+    properties = font_manager.FontProperties(family=[family])  # a bare name is a pattern
     try:
         font = font_manager.get_font(
             font_manager.findfont(properties, fallback_to_default=False, rebuild_if_missing=False)
@@ -56,7 +56,14 @@ def _glyphs(family: str) -> frozenset[int]:
 def _installed() -> Iterator[str]:
     from matplotlib import font_manager
 
-    names = {entry.name for entry in font_manager.fontManager.ttflist}
+    # matplotlib's own last resort draws a box for any character: that is no glyph
+    names = {
+        entry.name
+        for entry in font_manager.fontManager.ttflist
+        if entry.weight in (400, "normal", "regular")
+        and entry.style == "normal"
+        and not entry.name.startswith("Last Resort")
+    }
     preferred = [name for name in _PREFERRED if name in names]
     sans = sorted(name for name in names - set(preferred) if "Sans" in name)
     yield from (*preferred, *sans, *sorted(names.difference(preferred, sans)))

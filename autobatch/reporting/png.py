@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from autobatch.records import LengthProfile
@@ -45,10 +48,23 @@ def profile_png(profile: LengthProfile, *, mark: str = "") -> bytes:
     p50, p95, p99, the longest row and the advised max_length are marked. Names in any script
     are drawn with an installed font, or escaped where no font has their characters.
     """
-    canvas = _Canvas(_texts(profile))
-    _head(canvas, profile)
-    _plot(canvas, profile)
-    return canvas.png(mark)
+    with _fonts_untold():
+        canvas = _Canvas(_texts(profile))
+        _head(canvas)
+        _plot(canvas, profile)
+        return canvas.png(mark)
+
+
+@contextmanager
+def _fonts_untold() -> Iterator[None]:
+    """Keep matplotlib's talk off stderr: a cache folder made, a weight that a font lacks."""
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _texts(profile: LengthProfile) -> dict[str, str]:
@@ -114,7 +130,7 @@ class _Canvas:
         return stream.getvalue()
 
 
-def _head(canvas: _Canvas, profile: LengthProfile) -> None:
+def _head(canvas: _Canvas) -> None:
     left = 60.0
     canvas.text(left, 62, canvas.texts["title"], fontsize=18, weight="bold")
     canvas.text(left, 116, canvas.texts["facts"], color=_SOFT)

@@ -164,13 +164,17 @@ class Label:
 def labels_for(
     places: Mapping[str, float], *, letter: float, room: float, width: float
 ) -> list[Label]:
-    """Return the labels of marks: right of their lines, left where the picture ends."""
-    labels = []
-    for name, at in places.items():
+    """Return the labels of marks, ascending: right of their lines, left where that is crowded.
+
+    It is crowded where the picture ends, or a label that stands left of its line would be met.
+    """
+    labels: list[Label] = []
+    for name, at in sorted(places.items(), key=lambda mark: -mark[1]):
         wide = letter * len(name) + room
-        left = at - wide if at + wide > width and at - wide > 0 else at
+        end = labels[-1].at if labels and labels[-1].is_left else width
+        left = at - wide if at + wide > end and at - wide > 0 else at
         labels.append(Label(name=name, at=at, left=left, right=left + wide))
-    return labels
+    return labels[::-1]
 
 
 def stagger(labels: Sequence[Label], *, gap: float) -> list[int]:

@@ -31,7 +31,7 @@ def head(profile: LengthProfile) -> Markup:
     word, sentence = coverage(profile)
     length, tokens = profile.length, max(1, profile.num_tokens)
     figures = (
-        ("rows", f"{profile.num_samples:,.0f}"),
+        ("row" if profile.num_samples == 1 else "rows", f"{profile.num_samples:,.0f}"),
         ("tokens", _large(profile.num_tokens)),
         ("of them label tokens", percent(profile.num_label_tokens / tokens)),
         ("median row", f"{length.p50:,}"),
