@@ -15,6 +15,3 @@ for (const spot of document.querySelectorAll(".hit")) {
   });
   spot.addEventListener("pointerleave", () => { tip.hidden = true; });
 }
-addEventListener("beforeprint", () => {
-  for (const part of document.querySelectorAll("details")) part.open = true;
-});

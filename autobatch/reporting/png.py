@@ -34,7 +34,7 @@ WIDTH, HEIGHT = 1800, 1080  # pixels
 _DPI = 150
 _MARGIN = 24.0
 _LEFT, _RIGHT, _BOTTOM = 120.0, 1740.0, 868.0  # of the plot
-_TOP = 320.0
+_HEAD = 190.0  # where the label of the advised max_length stands
 _LABEL_PIXELS = 40.0  # height of a row of labels above the plot
 # Okabe and Ito's colours (jfly.uni-koeln.de/color, read 2026-12-01): told apart by all eyes
 BAR, CUT, ADVICE = "#0072b2", "#e9a06b", "#d55e00"
@@ -140,7 +140,7 @@ def _head(canvas: _Canvas) -> None:
 def _plot(canvas: _Canvas, profile: LengthProfile) -> None:
     bins, length = fine_bins(profile.histogram), profile.length
     if not bins:
-        canvas.text(_LEFT, (_TOP + _BOTTOM) / 2, "no rows", color=_SOFT)
+        canvas.text(_LEFT, HEIGHT / 2, "no rows", color=_SOFT)
         return
     advised = profile.max_length.recommended if profile.max_length.curve else None
     axis = axis_of([bins[0][0], bins[-1][1] + 1, *([advised] if advised else [])])
@@ -149,20 +149,25 @@ def _plot(canvas: _Canvas, profile: LengthProfile) -> None:
     def across(share: float) -> float:
         return _LEFT + share * (_RIGHT - _LEFT)
 
+    marks = {name: across(axis.place(n)) for name, n in length_marks(length).items()}
+    # a digit of 10 points at 150 dots an inch is 13 pixels wide, most letters are narrower
+    labels = labels_for(marks, letter=12.5, room=8, width=_RIGHT)
+    rows = stagger(labels, gap=6)
+    top = _HEAD + (2.0 + 0.8 * max(rows)) * _LABEL_PIXELS
+
     def down(count: float) -> float:
-        return _BOTTOM - count / most * (_BOTTOM - _TOP)
+        return _BOTTOM - count / most * (_BOTTOM - top)
 
     for count in even_ticks(most, most=6):
         if count == round(count):
             canvas.line((_LEFT, _RIGHT), (down(count), down(count)), zorder=0)
             canvas.text(_LEFT - 14, down(count), f"{count:,.0f}", color=_SOFT, ha="right")
-    canvas.text(_LEFT - 14, _TOP - 36, "rows", color=_SOFT, ha="right")
+    canvas.text(_LEFT - 14, top - 36, "rows", color=_SOFT, ha="right")
     for low, high, count in bins:
         if count:
             left, right = (across(share) for share in axis.bar(low, high))
             is_cut = advised is not None and low > advised
-            top = min(down(count), _BOTTOM - 4)
-            canvas.bar(left, right, top, _BOTTOM, CUT if is_cut else BAR)
+            canvas.bar(left, right, min(down(count), _BOTTOM - 4), _BOTTOM, CUT if is_cut else BAR)
     canvas.line((_LEFT, _RIGHT), (_BOTTOM, _BOTTOM), color=_INK)
     for tick in token_ticks(axis, width=_RIGHT - _LEFT, letter=14):
         x = across(axis.place(tick))
@@ -171,25 +176,14 @@ def _plot(canvas: _Canvas, profile: LengthProfile) -> None:
     middle = (_LEFT + _RIGHT) / 2
     canvas.text(middle, _BOTTOM + 76, "tokens a row, logarithmic", color=_SOFT, ha="center")
 
-    marks = length_marks(length)
-    num_rows = _marks(canvas, {name: across(axis.place(n)) for name, n in marks.items()})
-    if advised:
-        x = across(axis.place(advised))
-        top = _TOP - (1.2 + 0.8 * num_rows) * _LABEL_PIXELS
-        canvas.line((x, x), (top + 18, _BOTTOM), color=ADVICE, linewidth=2.2, linestyle="--")
-        side = "right" if x > (_LEFT + _RIGHT) / 2 else "left"
-        words = f"advised max_length {advised:,}  {cost_of(profile)}"
-        canvas.text(x, top, words, color=ADVICE, weight="bold", ha=side, fontsize=12)
-
-
-def _marks(canvas: _Canvas, places: dict[str, float]) -> int:
-    """Draw a line with a label for each mark, none touching another; return the rows taken."""
-    # a digit of 10 points at 150 dots an inch is 13 pixels wide, most letters are narrower
-    labels = labels_for(places, letter=12.5, room=8, width=_RIGHT)
-    rows = stagger(labels, gap=6)
     for label, row in zip(labels, rows, strict=True):
-        y = _TOP - (0.6 + row * 0.8) * _LABEL_PIXELS
+        y = top - (0.6 + row * 0.8) * _LABEL_PIXELS
         canvas.line((label.at, label.at), (y - 12, _BOTTOM), color=_INK, linewidth=1)
         side, nudge = ("right", -6) if label.is_left else ("left", 6)
         canvas.text(label.at + nudge, y, label.name, ha=side, fontsize=10, bbox=_CLEAR)
-    return max(rows) + 1
+    if advised:
+        x = across(axis.place(advised))
+        canvas.line((x, x), (_HEAD + 18, _BOTTOM), color=ADVICE, linewidth=2.2, linestyle="--")
+        side = "right" if x > (_LEFT + _RIGHT) / 2 else "left"
+        words = f"advised max_length {advised:,}  {cost_of(profile)}"
+        canvas.text(x, _HEAD, words, color=ADVICE, weight="bold", ha=side, fontsize=12)

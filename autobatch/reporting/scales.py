@@ -72,7 +72,7 @@ def fine_bins(pairs: Sequence[tuple[int, int]]) -> list[Bin]:
     width = 2 * spread / max(total, 1) ** (1 / 3) or span / _FINE_BINS[1]
     width = min(max(width, span / _FINE_BINS[1]), span / _FINE_BINS[0])
     width = max(width, math.log2(1 + _LENGTHS_PER_BIN / max(share_at(pairs, 0.05), 4)))
-    per_octave = max((n for n in _BINS_PER_OCTAVE if n <= 1 / width), default=1)
+    per_octave = max((n for n in _BINS_PER_OCTAVE if n <= 1.3 / width), default=1)
     return _binned(pairs, 1 / per_octave)
 
 

@@ -240,7 +240,7 @@ def _section(name: str, title: str, lead: object, *parts: object) -> Markup:
 def _begun(sentence: str) -> str:
     """Return a sentence with a capital, unless it begins with a name as it is written in code."""
     first = sentence.split(" ")[0]
-    return sentence[:1].upper() + sentence[1:] if first.isalpha() else sentence
+    return sentence[:1].upper() + sentence[1:] if first.rstrip(",:;").isalpha() else sentence
 
 
 def _large(number: int) -> str:
