@@ -42,7 +42,10 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
             *("sharding", "optimizer", "tensors", "liger", "adapters", "weights", "checks"),
             *("language_model", "build", "step", "state"),
         ),
-        "reporting": ("sources", "tables", "cards", "pictures", "progress", "page"),
+        "reporting": (
+            *("sources", "scales", "words", "tables", "cards", "pictures", "progress", "fonts"),
+            *("png", "markup", "charts", "sections", "page", "drawing"),
+        ),
     },
     {
         "probing": ("overhead", "roofline", "simulate", "worker", "verify", "answers", "runner"),

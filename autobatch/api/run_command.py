@@ -66,6 +66,7 @@ def run(
         keys={**data_keys(config), **(keys or {})},
         out=out,
         progress=progress,
+        talk=talk,
     )
     if on_profile is not None:
         on_profile(measured)

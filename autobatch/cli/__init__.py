@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from typing import Any
 
@@ -32,12 +34,14 @@ def main() -> None:
 @click.option("--model", metavar="DIR", help="Model directory; its tokenizer is used.")
 @click.option("--tokenizer", metavar="DIR", help="Tokenizer directory, if not the model's.")
 @data_options
+@click.option("--no-pictures", is_flag=True, help="Write no profile.png and no profile.html.")
 @out_options
 def profile_command(
     data: tuple[str, ...],
     model: str | None,
     tokenizer: str | None,
     format: str,
+    no_pictures: bool,
     out: str,
     as_json: bool,
     **keys: str | None,
@@ -47,7 +51,7 @@ def profile_command(
     Example: autobatch profile train.parquet --model ./Qwen2.5-0.5B
     """
     from autobatch.api import profile
-    from autobatch.cli.screen import Rows, plain_errors, print_result
+    from autobatch.cli.screen import Rows, plain_errors, print_result, talk
     from autobatch.reporting import profile_table
 
     rows = Rows()
@@ -60,6 +64,9 @@ def profile_command(
             keys=_given(keys),
             out=out,
             progress=rows.update,
+            pictures=not no_pictures,
+            command=shlex.join(["autobatch", *sys.argv[1:]]),
+            talk=talk,
         )
         rows.close()
         print_result(result, profile_table(result), as_json=as_json)

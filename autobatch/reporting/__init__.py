@@ -1,6 +1,8 @@
 """Records shown to people, in a terminal or a pipe."""
 
 from autobatch.reporting.cards import named_gpus_table, present_gpus_table
+from autobatch.reporting.drawing import draw_profile, remove_drawings
+from autobatch.reporting.page import Origin
 from autobatch.reporting.pictures import LengthHistogram, profile_table
 from autobatch.reporting.progress import (
     MetricsTail,
@@ -21,15 +23,18 @@ from autobatch.reporting.tables import (
 __all__ = [
     "LengthHistogram",
     "MetricsTail",
+    "Origin",
     "ProfileProgress",
     "RunProgress",
     "as_text",
     "describe_toggles",
+    "draw_profile",
     "named_gpus_table",
     "present_gpus_table",
     "profile_table",
     "read_metrics",
     "read_tuned",
+    "remove_drawings",
     "run_table",
     "show",
     "trial_line",

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from autobatch.config import Config
 from autobatch.records import LengthProfile, Load, Toggles, Trial
+from autobatch.reporting.words import printable
 from autobatch.units import format_count, format_gib, format_secs
 
 PIPE_COLUMNS = 80
@@ -52,8 +53,8 @@ def profile_facts(profile: LengthProfile) -> Table:
     s = profile.length
     return _facts(
         {
-            "data": f"{', '.join(profile.data.files)} ({profile.data.format})",
-            "tokenizer": profile.tokenizer,
+            "data": printable(f"{', '.join(profile.data.files)} ({profile.data.format})"),
+            "tokenizer": printable(profile.tokenizer),
             "rows": f"{format_count(profile.num_rows)}, of which "
             f"{format_count(profile.num_samples)} rendered"
             + ("" if profile.complete else " (a part of the data only)"),

@@ -17,8 +17,8 @@ from autobatch.storage.plain import from_plain, to_plain
 T = TypeVar("T")
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a file by `text`; a reader sees the old or the new file, never a part.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Replace a file by `content`; a reader sees the old or the new file, never a part.
 
     Raises:
         AutobatchError: if the folder cannot be written.
@@ -28,7 +28,7 @@ def write_atomic(path: Path, text: str) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as stream:
-                stream.write(_encode(text))
+                stream.write(content if isinstance(content, bytes) else _encode(content))
                 stream.flush()
                 os.fsync(stream.fileno())
             os.chmod(temporary, 0o644)

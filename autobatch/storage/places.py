@@ -11,6 +11,8 @@ from autobatch.storage.files import write_atomic
 # What commands leave for one another in an output folder.
 DEFAULT_OUT = "autobatch-out"
 PROFILE_FILE = "profile.json"
+PROFILE_PNG_FILE = "profile.png"
+PROFILE_PAGE_FILE = "profile.html"
 TRIALS_FILE = "trials.jsonl"
 TUNED_FILE = "tuned.yaml"
 METRICS_FILE = "metrics.jsonl"
