@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from autobatch.api.inputs import RowProgress, absolute
+from autobatch.api.inputs import RowProgress, data_name, model_dir
 from autobatch.dataset.profiling import profile_lengths
 from autobatch.errors import ConfigError
 from autobatch.records import LengthProfile
@@ -29,11 +29,15 @@ def profile(
     """
     source = tokenizer or model
     if source is None:
-        raise ConfigError("no tokenizer is given; name a directory by --model or --tokenizer")
+        raise ConfigError(
+            "no tokenizer is given; name a directory, or a model of the Hub, by --model or "
+            "--tokenizer"
+        )
+    folder = None if model is None else model_dir(model)
     result = profile_lengths(
-        [absolute(path) for path in data],
-        tokenizer_dir=absolute(source),
-        model=None if model is None else absolute(model),
+        [data_name(name) for name in data],
+        tokenizer_dir=folder if folder and source == model else model_dir(source),
+        model=folder,
         format=format,
         keys=keys,
         progress=progress,
