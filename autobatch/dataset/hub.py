@@ -9,6 +9,7 @@ import glob
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,8 @@ def fetch_data(data: HubData) -> list[FetchedFile]:
         DataError: if the Hub cannot be reached or refuses, or it is not clear which files are
             meant.
     """
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     with hub_errors_told(data.repo, data.revision, "dataset"):
         folder = Path(_snapshot(data.repo, data.revision, "dataset", ["README.md"]))
         commit = folder.name
@@ -120,7 +123,8 @@ def fetch_data(data: HubData) -> list[FetchedFile]:
         chosen = _choose(data, names, folder)
         if any(not (folder / name).is_file() for name in chosen):
             patterns = [glob.escape(name) for name in chosen]
-            _snapshot(data.repo, commit, "dataset", patterns)
+            with suppress(LocalEntryNotFoundError):  # no network: told below, by name
+                _snapshot(data.repo, commit, "dataset", patterns)
         missing = [name for name in chosen if not (folder / name).is_file()]
     if missing:
         raise DataError(

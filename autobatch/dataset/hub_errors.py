@@ -55,6 +55,11 @@ def _sentence(error: BaseException, repo: str, revision: str | None, kind: str, 
         )
     if status in (401, 403):
         return f"{host} refuses {repo} ({status}); check HF_TOKEN, or run `hf auth login`"
+    if isinstance(error, getattr(hub, "IncompleteSnapshotError", ())):  # huggingface_hub 2
+        return (
+            f"{repo} is only in part in the Hub's cache, and the Hub cannot be reached; "
+            f"fetch it where there is a network: {download_command(repo, kind)}"
+        )
     if constants.HF_HUB_OFFLINE:
         return (
             f"{repo} is neither a path here nor in the Hub's cache {constants.HF_HUB_CACHE}, and "
@@ -63,6 +68,11 @@ def _sentence(error: BaseException, repo: str, revision: str | None, kind: str, 
         )
     if isinstance(cause, hub.HFValidationError):
         return f"{repo} is neither a path here nor a name of the Hub's; correct it"
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
+        return (
+            f"cannot keep {repo} in the Hub's cache {constants.HF_HUB_CACHE} "
+            f"({error.strerror}); set HF_HOME to a folder with space that you may write"
+        )
     if status is not None:
         return f"{host} fails on {repo} ({status}); try again later, or set HF_ENDPOINT to a mirror"
     reason = str(error.__cause__ or error).strip().splitlines()
