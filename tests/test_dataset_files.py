@@ -211,6 +211,14 @@ def test_folder_of_twins_is_refused(tmp_path):
         find_files([str(tmp_path)])
 
 
+def test_a_file_that_is_named_may_have_any_name(tmp_path):
+    """config.json describes a folder, unless it is named itself."""
+    write_jsonl(tmp_path / "config.json", [QA])
+    write_jsonl(tmp_path / "rows.json", [QA])
+    assert ["rows.json"] == [os.path.basename(f.path) for f in find_files([str(tmp_path)])]
+    assert [QA] == list(read_rows(*find_files([str(tmp_path / "config.json")])))
+
+
 def test_a_glob_reaches_into_folders(tmp_path):
     """`**` does; without a suffix it takes data files only. A folder alone does not."""
     for name in ("a/1.jsonl", "a/b/2.jsonl", "README.md"):
@@ -225,9 +233,9 @@ def test_a_glob_reaches_into_folders(tmp_path):
 
 def test_a_folder_of_several_splits_is_refused(tmp_path):
     """Test rows are not trained on because they lie beside."""
-    for name in ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "test.jsonl"):
+    for name in ("train-0-of-2.jsonl", "train-1-of-2.jsonl", "test.jsonl", "val.jsonl"):
         write_jsonl(tmp_path / name, [QA])
-    with pytest.raises(DataError, match="holds the splits test, train; name the files of one"):
+    with pytest.raises(DataError, match=r"the splits test, train, validation; .*/train-0-of-2"):
         find_files([str(tmp_path)])
     assert 2 == len(find_files([str(tmp_path / "train-*")]))
 
@@ -286,6 +294,7 @@ def test_cut_packed_files_are_damaged(tmp_path, suffix):
         ("a.json", b'[{"text": "a"}', "item 1 is not valid JSON .the list does not end"),
         ("a.json", b'[{"text": "a"} {"text": "b"}]', "item 1 is not valid JSON .no comma"),
         ("a.json", b'[{"text": "a"}] 7', "something follows the list"),
+        ("a.json", b'{\n"data": [1]\n}', "holds one JSON object over several lines, not rows"),
         ("a.json", b'[{"text": "a"}, 7]', "item 1 is no JSON object"),
         ("a.json", b'[{"text": "\xff"}]', "is not UTF-8"),
         ("a.json", b"[" * 20000, "item 0 is not valid JSON"),

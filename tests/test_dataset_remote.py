@@ -51,6 +51,7 @@ DATASETS = {
     "me/only-test": {"README.md": b"", "test.jsonl": LINE, "dev.jsonl": LINE},
     "me/twins": {"README.md": b"", "train.jsonl": LINE, "train.csv": b"question,answer\nq,a\n"},
     "me/empty": {"README.md": b"# nothing"},
+    "me/folders": {"en/train.jsonl": LINE, "fr/train.jsonl": LINE},
     "me/gated": {"README.md": b"", "train.jsonl": LINE},
 }
 ASK = """
@@ -148,7 +149,19 @@ def test_a_name_of_the_hub_is_understood(name, expected):
 
 
 @pytest.mark.parametrize(
-    "name", ["a/b.jsonl", "./a/b", "/a/b", "a/b/c", "gsm8k", "a/*", "s3://a/b", "~/a", "a b/c"]
+    "name",
+    [
+        "https://mirror.example/datasets/a/b",
+        "a/b.jsonl",
+        "./a/b",
+        "/a/b",
+        "a/b/c",
+        "gsm8k",
+        "a/*",
+        "s3://a/b",
+        "~/a",
+        "a b/c",
+    ],
 )
 def test_other_names_are_paths(name):
     """Nothing is asked of the Hub for them."""
@@ -184,6 +197,7 @@ def test_the_files_of_a_split_are_fetched_by_their_commit(tmp_path, hub):
             [7],
             COMMIT,
         ],
+        "me/folders:fr": [[f"hf://datasets/me/folders@{COMMIT}/fr/train.jsonl"], [1], COMMIT],
         "hf://datasets/openai/gsm8k/**/train-*-of-00002.jsonl": [shards, [1, 2], COMMIT],
         shards[1]: [[shards[1]], [2], COMMIT],
         "me/plain": [[plain], [3], COMMIT],
@@ -199,10 +213,11 @@ def test_what_cannot_be_told_is_refused_with_the_choice(tmp_path, hub):
         "openai/gsm8k": "has 2 configs: main, socratic; name one, as openai/gsm8k:main",
         "openai/gsm8k:man": "has no config 'man'; it has main, socratic",
         "openai/gsm8k:main:dev": "has no split 'dev'; it has train, test: name one",
+        "me/folders": "has 2 configs: en, fr; name one, as me/folders:en",
         "me/only-test": "has no split 'train'; it has validation, test: name one, as "
         "me/only-test:default:validation",
         "me/twins": "mixes csv and JSON files, perhaps the same rows twice",
-        "me/empty": "holds no parquet, arrow, jsonl, json or csv file",
+        "me/empty": "json or csv file; try me/empty@refs/convert/parquet",
         "hf://datasets/me/plain/tain.jsonl": "has no data file tain.jsonl; it has",
         "me/plain@v2": "has no revision 'v2'; look at",
         "me/nothing": "is neither a path here nor a data set that http://127.0.0.1",
@@ -297,6 +312,7 @@ def test_files_behind_urls_are_streamed(tmp_path, bucket):
     write_parquet(tmp_path / "a.parquet", [QA] * 3)
     bucket.pipe("/data/a.parquet", (tmp_path / "a.parquet").read_bytes())
     bucket.pipe("/lines/b.jsonl.gz", gzip.compress(LINE * 2))
+    bucket.pipe("/lines/README.md", b"lines")
     (parquet,) = find_files(["memory://data/a.parquet"])
     (lines,) = find_files(["memory://lines/*.gz"])
     assert (lines,) == find_files(["memory://lines"])

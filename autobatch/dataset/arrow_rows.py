@@ -56,7 +56,7 @@ def arrow_batches(file: DataFile, columns: Sequence[str] | None) -> Iterator[Any
             batches = parquet.iter_batches(
                 batch_size=_ROWS_PER_BATCH,
                 columns=None if columns is None else list(columns),
-                use_threads=False,  # decodes ahead without bound otherwise
+                use_threads=False,  # as fast on small batches; the cores are for the tokenizer
             )
             while True:
                 with _damage_told(file):

@@ -27,7 +27,7 @@ _URL = re.compile(
     rf"hf://datasets/(?P<repo>{_NAME}/{_NAME}?)(?:@(?P<revision>[^/@]+|refs/[^/@]+/[^/@]+))?(?:/(?P<path>.*))?"
 )
 _PAGE = re.compile(
-    rf"https?://(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com)/datasets/(?P<repo>{_NAME}/{_NAME})"
+    rf"https?://(?P<host>[^/]+)/datasets/(?P<repo>{_NAME}/{_NAME})"
     r"(?:/(?:resolve|blob|tree|viewer)(?:/(?P<revision>[^/?]+)(?:/(?P<path>[^?]*))?)?)?/?(?:\?.*)?"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -70,6 +70,8 @@ def parse_data(name: str) -> HubData | None:
         if match is None:
             return None
         found = {key: value or None for key, value in match.groupdict().items()}
+        if "host" in found and found.pop("host") not in _hosts():
+            return None
         if "/viewer" in name:
             found |= {"revision": None, "path": None}
         return HubData(**found)  # type: ignore[arg-type]
@@ -88,6 +90,12 @@ def parse_model(name: str) -> tuple[str, str | None] | None:
     if match is None or match["config"] or _is_here(name):
         return None
     return match["repo"], match["revision"]
+
+
+def _hosts() -> set[str]:
+    """Return the hosts whose pages are the Hub's: its own, and the mirror in use."""
+    mirror = os.environ.get("HF_ENDPOINT", "").rstrip("/").rpartition("://")[2]
+    return {"huggingface.co", "www.huggingface.co", "hf.co", mirror}
 
 
 def _is_here(name: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autobatch.dataset import hub, remote
-from autobatch.dataset.splits import check_one_kind, kind_of, split_of, suffix_of
+from autobatch.dataset.splits import SUFFIXES, check_one_kind, kind_of, split_of, suffix_of
 from autobatch.dataset.stored import (
     DataFile,
     open_stored,
@@ -62,7 +62,7 @@ def _find(name: str) -> list[DataFile]:
     if data is not None:
         return [_describe(Path(f.local_path), f) for f in hub.fetch_data(data)]
     if remote.is_url(name):
-        return [_describe_remote(url) for url in _known(remote.find(name), where=name)]
+        return [_describe_remote(url) for url in _known(_data_only(remote.find(name)), where=name)]
     return [_describe(path) for path in _expand(name)]
 
 
@@ -95,15 +95,22 @@ def _in_folder(folder: Path, name: str) -> list[Path]:
     return [Path(p) for p in _known([str(p) for p in found], where=name)]
 
 
+def _data_only(names: Sequence[str]) -> Sequence[str]:
+    """Return names without those of other kinds, unless none is left."""
+    return [name for name in names if kind_of(name)] or names
+
+
 def _known(names: Sequence[str], *, where: str) -> Sequence[str]:
     """Return the files of one folder; refuse those that are not meant to be read together."""
     if len(names) > 1:
         folder = where.rstrip("/")
-        check_one_kind(names, where=where, example=f"{folder}/*{suffix_of(names[-1])}")
         leaves = [name.rpartition("/")[2] for name in names]
         splits = sorted({split for leaf in leaves if (split := split_of(leaf))})
+        first = "train" if "train" in splits else next(iter(splits), None)
+        meant = f"*{first}*" if len(splits) > 1 else "*"
+        check_one_kind(names, where=where, example=f"{folder}/{meant}{suffix_of(names[-1])}")
         if len(splits) > 1 and not any(sign in where for sign in "*?["):
-            example = next(leaf for leaf in leaves if split_of(leaf) == splits[-1])
+            example = next(leaf for leaf in leaves if split_of(leaf) == first)
             raise DataError(
                 f"{where} holds the splits {', '.join(splits)}; name the files of one, such as "
                 f"{folder}/{example}"
@@ -176,7 +183,7 @@ def _with_kind(file: DataFile, *, name: str) -> DataFile:
     for magic, sentence in _OTHER_FILES.items():
         if start.startswith(magic):
             raise DataError(f"{file.path} {sentence}")
-    kind = kind_of(name)
+    kind = SUFFIXES.get(suffix_of(name))
     packing = packing_of(start)
     if packing is not None:
         with open_unpacked(file) as stream:

@@ -101,7 +101,8 @@ def choose_files(
     data_files = [name for name in names if kind_of(name) and not _is_hidden(name)]
     if not data_files:
         raise DataError(
-            f"{where} holds no parquet, arrow, jsonl, json or csv file; export it to one of these"
+            f"{where} holds no parquet, arrow, jsonl, json or csv file; try "
+            f"{where}@refs/convert/parquet, which the Hub makes of many data sets"
         )
     described = [c for c in card.get("configs") or () if isinstance(c, Mapping)]
     chosen: list[str] | None = None
@@ -115,6 +116,8 @@ def choose_files(
             data_files = [name for name in data_files if name.startswith(f"{root}/")]
     elif config is not None:
         data_files = _folder(data_files, config, where=where)
+    else:
+        _check_one_folder(data_files, where=where)
     if chosen is None:
         chosen = _by_name(data_files, where=where, config=config, split=split)
     if not chosen:
@@ -197,6 +200,16 @@ def _folder(names: Sequence[str], config: str, *, where: str) -> list[str]:
             + (f"its folders are {', '.join(folders)}" if folders else "it has no configs")
         )
     return inside
+
+
+def _check_one_folder(names: Sequence[str], *, where: str) -> None:
+    """Refuse folders that each have splits of their own (`en/train`, `fr/train`)."""
+    folders = sorted({n.split("/")[0] for n in names if "/" in n and split_of(n.split("/", 1)[1])})
+    if len(folders) > 1 and not any(split_of(folder) for folder in folders):
+        raise DataError(
+            f"{where} has {len(folders)} configs: {', '.join(folders)}; name one, as "
+            f"{where}:{folders[0]}"
+        )
 
 
 def _by_name(

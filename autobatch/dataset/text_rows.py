@@ -53,6 +53,11 @@ def _json_lines(file: DataFile, stream: IO[bytes]) -> Iterator[dict[str, Any]]:
         except UnicodeDecodeError as error:
             raise DataError(f"{where} is not UTF-8 text; save the file as UTF-8") from error
         except (ValueError, RecursionError) as error:
+            if file.kind == "json" and number == 1 and line.lstrip()[:1] == b"{":
+                raise DataError(
+                    f"{file.path} holds one JSON object over several lines, not rows; write a "
+                    "list of objects, or one object a line"
+                ) from error
             raise DataError(f"{where} is not valid JSON ({error}); correct the line") from error
         if not isinstance(row, dict):
             raise DataError(f"{where} is no JSON object; write one object a line")
