@@ -34,7 +34,18 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     },
     {
         "dataset": (
-            *("files", "formats", "turns", "tokenizer", "spans", "rendering", "truncation"),
+            *(
+                "splits",
+                "remote",
+                "hub_errors",
+                "hub",
+                "stored",
+                "text_rows",
+                "arrow_rows",
+                "sources",
+                "files",
+            ),
+            *("formats", "turns", "tokenizer", "spans", "rendering", "truncation"),
             *("cache", "planning", "lengths", "advice", "conversion", "findings", "profiling"),
         ),
         "engine": (

@@ -10,6 +10,7 @@ import numpy as np
 from autobatch.config import Config
 from autobatch.dataset.cache import TokenCache
 from autobatch.dataset.formats import KEY_NAMES
+from autobatch.dataset.hub import fetch_model, parse_data, parse_model
 from autobatch.dataset.planning import plan_of
 from autobatch.dataset.profiling import profile_lengths
 from autobatch.dataset.tokenizer import largest_token_id
@@ -119,6 +120,16 @@ def _largest_id(inputs: Inputs) -> int:
     return largest
 
 
-def absolute(path: str) -> str:
-    """Return a path that stays right from any working directory."""
-    return path if "://" in path else str(user_path(path).absolute())
+def data_name(name: str) -> str:
+    """Return a data path that stays right from any working directory; other names as they are."""
+    return name if "://" in name or parse_data(name) else str(user_path(name).absolute())
+
+
+def model_dir(name: str) -> str:
+    """Return the absolute folder of a model or tokenizer; of a Hub name what was fetched of it.
+
+    Raises:
+        ModelError: if the Hub does not give its tokenizer and config.
+    """
+    found = parse_model(name)
+    return str(user_path(name).absolute()) if found is None else fetch_model(*found)

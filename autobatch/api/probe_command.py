@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autobatch.api.inputs import Talk, absolute
+from autobatch.api.inputs import Talk, model_dir
 from autobatch.api.machine import find_machine, prober_on
 from autobatch.config import candidate_of, load_config, overridden_keys, resolve, with_values
 from autobatch.errors import ConfigError
@@ -60,8 +60,9 @@ def probe(
         talk=talk,
     )
     lengths = _lengths(length=length, tokens=tokens, micro_batch_size=micro_batch_size)
+    folder = model_dir(model)
     values: dict[str, Any] = {
-        "model.path": absolute(model),
+        "model.path": folder,
         "trainer.device": machine.device,
         "trainer.nproc_per_node": machine.data_parallel_size,
         "model.use_remove_padding": tokens is not None,
@@ -75,7 +76,7 @@ def probe(
     config = with_values(
         load_config(None, overrides), {k: v for k, v in values.items() if k not in keys}
     )
-    read_model_spec(absolute(model))
+    read_model_spec(folder)
     out_dir = make_out_dir(Path(out))
     padded_to = None if tokens is not None else round_up(length, 8)
     talk(f"stepping {len(lengths)} rows of {length} tokens, twice in each of two steps")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from autobatch.api.inputs import RowProgress, Talk, absolute
+from autobatch.api.inputs import RowProgress, Talk, data_name, model_dir
 from autobatch.dataset.profiling import profile_lengths
 from autobatch.errors import ConfigError
 from autobatch.hardware.environment import describe
@@ -38,21 +38,25 @@ def profile(
     """
     source = tokenizer or model
     if source is None:
-        raise ConfigError("no tokenizer is given; name a directory by --model or --tokenizer")
+        raise ConfigError(
+            "no tokenizer is given; name a directory, or a model of the Hub, by --model or "
+            "--tokenizer"
+        )
+    folder = None if model is None else model_dir(model)
     result = profile_lengths(
-        [absolute(path) for path in data],
-        tokenizer_dir=absolute(source),
-        model=None if model is None else absolute(model),
+        [data_name(name) for name in data],
+        tokenizer_dir=folder if folder and source == model else model_dir(source),
+        model=folder,
         format=format,
         keys=keys,
         progress=progress,
     )
-    folder = make_out_dir(Path(out))
-    write_json(folder / PROFILE_FILE, result)
+    out_dir = make_out_dir(Path(out))
+    write_json(out_dir / PROFILE_FILE, result)
     if pictures:
-        draw_profile(result, folder, origin=_origin(command), say=talk or (lambda words: None))
+        draw_profile(result, out_dir, origin=_origin(command), say=talk or (lambda words: None))
     else:
-        remove_drawings(folder)
+        remove_drawings(out_dir)
     return result
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autobatch.api.inputs import RowProgress, Talk, data_keys
+from autobatch.api.inputs import RowProgress, Talk, data_keys, model_dir
 from autobatch.api.launch_command import LaunchReport, launch
 from autobatch.api.profile_command import profile
 from autobatch.api.tune_command import TuneReport, tune
@@ -51,11 +51,13 @@ def run(
     Raises:
         AutobatchError: as the three commands do; a model without weights before any work.
     """
+    model = model_dir(model)
     spec = read_model_spec(model)
     config = resolve(load_config(None, overrides))
     if not spec.has_weights and config.model.init != "random":
         raise ConfigError(
-            f"{model} holds no weights (*.safetensors); give a directory with weights, or "
+            f"{model} holds no weights (*.safetensors); give a directory with weights (for a "
+            "model of the Hub `hf download OWNER/NAME --local-dir DIR` makes one), or "
             "model.init=random to train from random ones"
         )
     measured = profile(

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from autobatch.api.inputs import Inputs, RowProgress, Talk, absolute, check_inputs, read_inputs
+from autobatch.api.inputs import Inputs, RowProgress, Talk, check_inputs, model_dir, read_inputs
 from autobatch.api.machine import Machine, find_machine, prober_on
 from autobatch.config import Config, load_config, overridden_keys, resolve, with_values
 from autobatch.dataset.truncation import cut_lengths, trainable
@@ -209,7 +209,7 @@ def _base_config(
     if model is not None:
         if profile is not None and values.get("model.tokenizer_path") is None:
             values["model.tokenizer_path"] = profile.tokenizer
-        values["model.path"] = absolute(model)
+        values["model.path"] = model_dir(model)
         if values.get("model.tokenizer_path") == values["model.path"]:
             values.pop("model.tokenizer_path")
     chosen = load_config(None, settings)

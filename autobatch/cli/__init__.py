@@ -31,8 +31,10 @@ def main() -> None:
 
 @main.command("profile")
 @click.argument("data", nargs=-1, required=True)
-@click.option("--model", metavar="DIR", help="Model directory; its tokenizer is used.")
-@click.option("--tokenizer", metavar="DIR", help="Tokenizer directory, if not the model's.")
+@click.option(
+    "--model", metavar="DIR", help="Model directory or OWNER/NAME; its tokenizer is used."
+)
+@click.option("--tokenizer", metavar="DIR", help="Tokenizer, if not the model's.")
 @data_options
 @click.option("--no-pictures", is_flag=True, help="Write no profile.png and no profile.html.")
 @out_options
@@ -46,9 +48,11 @@ def profile_command(
     as_json: bool,
     **keys: str | None,
 ) -> None:
-    """Measure token lengths of parquet or jsonl DATA.
+    """Measure token lengths of DATA: files, folders, globs, URLs, data sets of the Hub.
 
     Example: autobatch profile train.parquet --model ./Qwen2.5-0.5B
+
+    Example: autobatch profile openai/gsm8k:main --model Qwen/Qwen3-0.6B
     """
     from autobatch.api import profile
     from autobatch.cli.screen import Rows, plain_errors, print_result, talk

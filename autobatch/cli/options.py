@@ -188,9 +188,13 @@ def tune_options(command: Command) -> Command:
 
 
 def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return plain words and `key=value` settings; an existing path is a plain word."""
+    """Return plain words and `key=value` settings; a path that exists or a URL is plain."""
     plain: list[str] = []
     settings: list[str] = []
     for word in words:
-        (settings if "=" in word and not os.path.exists(word) else plain).append(word)
+        (
+            settings
+            if "=" in word and "://" not in word.partition("=")[0] and not os.path.exists(word)
+            else plain
+        ).append(word)
     return plain, settings

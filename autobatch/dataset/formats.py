@@ -229,7 +229,7 @@ def _check_same(
 ) -> None:
     for key, path in chosen.keys.items():
         kinds = [columns.get(path), others.get(path)]
-        optional = key == "tools_key" and file.kind != "parquet"  # rows may leave the key out
+        optional = key == "tools_key" and not file.has_schema  # rows may leave the key out
         if optional or "null" in kinds or kinds[0] == kinds[1]:
             continue
         apart = (

@@ -13,7 +13,14 @@ import numpy as np
 
 from autobatch.dataset.advice import advise
 from autobatch.dataset.cache import TokenCache, write_cache
-from autobatch.dataset.files import DataFile, count_rows, find_files, read_columns, read_rows
+from autobatch.dataset.files import (
+    DataFile,
+    count_rows,
+    find_files,
+    read_columns,
+    read_rows,
+    revision_of,
+)
 from autobatch.dataset.findings import nothing_left, warnings_of
 from autobatch.dataset.formats import RowFormat, choose_format
 from autobatch.dataset.lengths import length_histogram, length_stats
@@ -66,7 +73,13 @@ def profile_lengths(
     profile = _describe(
         cache,
         tally,
-        data=DataSource(files=names, format=fmt.name, keys=fmt.keys, fingerprint=fingerprint),
+        data=DataSource(
+            files=names,
+            format=fmt.name,
+            keys=fmt.keys,
+            fingerprint=fingerprint,
+            revision=revision_of(found),
+        ),
         tokenizer=tokenizer,
         media=_media_columns(found[0]),
     )
@@ -77,7 +90,7 @@ def profile_lengths(
 def data_fingerprint(files: Sequence[DataFile], fmt: RowFormat, tokenizer_hash: str) -> str:
     """Return a name that changes with the files, the format, the keys and the renderer."""
     facts = {
-        "files": [[f.path, f.size_bytes, f.mtime_ns] for f in files],
+        "files": [f.identity for f in files],
         "format": fmt.name,
         "keys": fmt.keys,
         "tokenizer": tokenizer_hash,
