@@ -25,7 +25,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
         "config": ("schema", "spelling", "checks", "loading", "candidates"),
     },
     {
-        "plan": ("microbatches", "settings", "epochs", "worst"),
+        "plan": ("microbatches", "settings", "epochs", "draws", "worst"),
         "hardware": ("named", "present", "limit", "environment"),
         "model": (),
         "laws": (),
@@ -35,7 +35,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     {
         "dataset": (
             *("files", "formats", "turns", "tokenizer", "spans", "rendering", "truncation"),
-            *("cache", "planning", "lengths", "advice", "conversion", "findings", "profiling"),
+            *("cache", "shipped", "planning", "lengths", "advice", "conversion", "findings", "profiling"),
         ),
         "engine": (
             *("account", "allocator", "products", "device", "attention", "loss", "activations"),
@@ -64,6 +64,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
                 "inputs",
                 "machine",
                 "profile_command",
+                "tune_settings",
                 "tune_command",
                 "probe_command",
                 "certifying",
