@@ -35,7 +35,16 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     {
         "dataset": (
             *("files", "formats", "turns", "tokenizer", "spans", "rendering", "truncation"),
-            *("cache", "shipped", "planning", "lengths", "advice", "conversion", "findings", "profiling"),
+            *(
+                "cache",
+                "shipped",
+                "planning",
+                "lengths",
+                "advice",
+                "conversion",
+                "findings",
+                "profiling",
+            ),
         ),
         "engine": (
             *("account", "allocator", "products", "device", "attention", "loss", "activations"),
