@@ -96,6 +96,20 @@ class LongRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileOrigin:
+    """Where a shipped profile comes from; it has lengths alone: no rows, order or label mask."""
+
+    name: str  # as `--profile NAME` takes it
+    source: str
+    licence: str  # of the data
+    tokenizer: str  # whose, and where it was taken from
+    measured_on: str  # ISO date
+    command: str
+    commit: str  # of autobatch
+    autobatch_version: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class LengthProfile:
     """Token lengths of a data set under one tokenizer and template, uncut."""
 
@@ -117,6 +131,7 @@ class LengthProfile:
     warnings: tuple[ProfileWarning, ...] = ()
     longest: tuple[LongRow, ...] = ()  # the longest samples, descending
     skipped_rows: dict[str, tuple[RowPlace, ...]] = field(default_factory=dict)  # the first few
+    origin: ProfileOrigin | None = None  # None: measured here
     schema_version: int = SCHEMA_VERSION
 
 
@@ -248,9 +263,9 @@ def fits(trial: Trial) -> bool:
 class WorstMicroBatch:
     """The micro-batch of a plan that needs most memory, and where it runs."""
 
-    epoch: int
-    step: int
-    rank: int
+    epoch: int | None  # None: of any draw, so at no certain place
+    step: int | None
+    rank: int | None
     rows: int
     tokens: int  # computed tokens: padded ones count
 

@@ -25,7 +25,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
         "config": ("schema", "spelling", "checks", "loading", "candidates"),
     },
     {
-        "plan": ("microbatches", "settings", "epochs", "worst"),
+        "plan": ("microbatches", "settings", "epochs", "draws", "worst"),
         "hardware": ("named", "present", "limit", "environment"),
         "model": (),
         "laws": (),
@@ -34,19 +34,10 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     },
     {
         "dataset": (
-            *(
-                "splits",
-                "remote",
-                "hub_errors",
-                "hub",
-                "stored",
-                "text_rows",
-                "arrow_rows",
-                "sources",
-                "files",
-            ),
-            *("formats", "turns", "tokenizer", "spans", "rendering", "truncation"),
-            *("cache", "planning", "lengths", "advice", "conversion", "findings", "profiling"),
+            *("splits", "remote", "hub_errors", "hub", "stored", "text_rows", "arrow_rows"),
+            *("sources", "files", "formats", "turns", "tokenizer", "spans", "rendering"),
+            *("truncation", "cache", "shipped", "planning", "lengths", "advice", "conversion"),
+            *("findings", "profiling"),
         ),
         "engine": (
             *("account", "allocator", "products", "device", "attention", "loss", "activations"),
@@ -78,6 +69,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
                 "inputs",
                 "machine",
                 "profile_command",
+                "tune_settings",
                 "tune_command",
                 "probe_command",
                 "certifying",

@@ -138,6 +138,7 @@ def _step_worst(
     loaded: DictConfig, inputs: Inputs, plan: Plan, proven: Trial, probes: Path, talk: Talk
 ) -> Trial:
     _, worst = worst_micro_batch(plan)
+    assert worst.step is not None  # a launch replays rows
     talk(
         f"the worst micro-batch is larger than the proven one: {worst.tokens:,} tokens at step "
         f"{worst.step + 1}; stepping it under {format_gib(proven.memory_limit_bytes)}"

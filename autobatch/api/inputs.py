@@ -13,6 +13,7 @@ from autobatch.dataset.formats import KEY_NAMES
 from autobatch.dataset.hub import fetch_model, parse_data, parse_model
 from autobatch.dataset.planning import plan_of
 from autobatch.dataset.profiling import profile_lengths
+from autobatch.dataset.shipped import ShippedSamples, samples_of
 from autobatch.dataset.tokenizer import largest_token_id
 from autobatch.errors import ConfigError
 from autobatch.model import read_model_spec
@@ -35,7 +36,7 @@ class Inputs:
 
     config: Config
     profile: LengthProfile
-    cache: TokenCache
+    cache: TokenCache | ShippedSamples
     spec: ModelSpec
 
     def plan(self, candidate: Candidate, *, num_ranks: int) -> Plan:
@@ -88,6 +89,29 @@ def read_inputs(config: Config, *, progress: RowProgress | None = None) -> Input
     )
 
 
+def shipped_inputs(config: Config, profile: LengthProfile, *, talk: Talk) -> Inputs:
+    """Return the lengths of a shipped profile, and the model of a config; say what they are.
+
+    Raises:
+        AutobatchError: if the model cannot be used.
+    """
+    warnings_or_raise(check_data(config, needs_files=False))
+    if config.model.path is None:
+        raise ConfigError("model.path is not set; give --model DIR or model.path=DIR")
+    assert profile.origin is not None
+    talk(
+        f"lengths of {profile.origin.name} as shipped: {profile.num_samples:,} rows under the "
+        f"tokenizer {profile.tokenizer} (another one gives other lengths), every token counted as "
+        "a label, the worst of all orders stepped; give launch the data"
+    )
+    return Inputs(
+        config=config,
+        profile=profile,
+        cache=samples_of(profile),
+        spec=read_model_spec(config.model.path),
+    )
+
+
 def check_inputs(inputs: Inputs, plan: Plan, *, needs_weights: bool) -> list[str]:
     """Return the warnings of the rules that look at rows, model and batch arithmetic.
 
@@ -112,8 +136,13 @@ def check_inputs(inputs: Inputs, plan: Plan, *, needs_weights: bool) -> list[str
     return [finding.message for finding in warnings_or_raise(findings)]
 
 
-def _largest_id(inputs: Inputs) -> int:
-    """Return the largest id that data or tokenizer can bring; ready-made ids know no tokenizer."""
+def _largest_id(inputs: Inputs) -> int | None:
+    """Return the largest id that data or tokenizer can bring; ready-made ids know no tokenizer.
+
+    None for a shipped profile, which brings neither.
+    """
+    if isinstance(inputs.cache, ShippedSamples):
+        return None
     largest = largest_token_id(tokenizer_dir(inputs.config))
     if inputs.profile.data.format == "input_ids":
         largest = max(largest, int(np.max(inputs.cache.tokens)))

@@ -9,17 +9,30 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from autobatch.api.inputs import Inputs, RowProgress, Talk, check_inputs, model_dir, read_inputs
+from autobatch.api.inputs import (
+    Inputs,
+    RowProgress,
+    Talk,
+    check_inputs,
+    read_inputs,
+    shipped_inputs,
+)
 from autobatch.api.machine import Machine, find_machine, prober_on
-from autobatch.config import Config, load_config, overridden_keys, resolve, with_values
+from autobatch.api.tune_settings import (
+    base_config,
+    flag_settings,
+    read_profile,
+    refuse_machine_keys,
+)
+from autobatch.config import Config, overridden_keys, resolve, with_values
 from autobatch.dataset.truncation import cut_lengths, trainable
-from autobatch.errors import AutobatchError, ConfigError
+from autobatch.errors import ConfigError
 from autobatch.hardware.environment import num_cores
 from autobatch.preflight.batch import arithmetic
 from autobatch.preflight.rule import warnings_or_raise
 from autobatch.preflight.run import check_run
-from autobatch.records import Candidate, Certificate, LengthProfile, Toggles, Trial
-from autobatch.storage import DEFAULT_OUT, PROFILE_FILE, TUNED_FILE, make_out_dir, read_record
+from autobatch.records import Candidate, Certificate, Toggles, Trial
+from autobatch.storage import DEFAULT_OUT, TUNED_FILE, make_out_dir
 from autobatch.tuning.certificate import certify
 from autobatch.tuning.result import SearchResult
 from autobatch.tuning.search import search
@@ -27,7 +40,6 @@ from autobatch.tuning.verdict import write_verdict
 from autobatch.units import format_gib, round_up
 
 DEFAULT_SECS = 600.0
-SWITCHES = {"auto": None, "on": True, "off": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +78,9 @@ def tune(
 ) -> TuneReport:
     """Search the settings of TUNABLE_KEYS by real steps, and write `out`/tuned.yaml.
 
-    Data and model come from the profile unless told; a TUNABLE key in `overrides` is fixed.
+    Data and model come from the profile unless told; a TUNABLE key in `overrides` is fixed. A
+    shipped profile (`profile` is its name) has lengths alone: the verdict covers any order of
+    them, every token counts as a label, and `launch` has to be given the data.
 
     Raises:
         NothingFitsError: if no candidate stays within the memory limit.
@@ -85,7 +99,7 @@ def tune(
         talk=talk,
     )
     out_dir = make_out_dir(Path(out))
-    flags = _flag_settings(
+    flags = flag_settings(
         train_batch_size=train_batch_size,
         max_length=max_length,
         remove_padding=remove_padding,
@@ -93,10 +107,14 @@ def tune(
         gradient_checkpointing=gradient_checkpointing,
     )
     settings = [*flags, *overrides]
-    _refuse_machine_keys(overrides)
-    known = _read_profile(profile, out_dir, settings)
-    config = _base_config(known, model, out_dir, machine, settings)
-    inputs = read_inputs(resolve(config), progress=progress)
+    refuse_machine_keys(overrides)
+    known = read_profile(profile, out_dir, settings)
+    config = base_config(known, model, out_dir, machine, settings)
+    origin = None if known is None else known.origin
+    if known is None or origin is None:
+        inputs = read_inputs(resolve(config), progress=progress)
+    else:
+        inputs = shipped_inputs(resolve(config), known, talk=talk)
     config, inputs = _with_batch_defaults(config, inputs, settings, talk)
     resolved = resolve(config)
     _tell_and_check(inputs, resolved, out_dir, machine, talk)
@@ -123,6 +141,7 @@ def tune(
         gpu=machine.gpu,
         spec=inputs.spec,
         environment=machine.environment,
+        shipped_profile=None if origin is None else origin.name,
         path=out_dir / TUNED_FILE,
     )
     return TuneReport(
@@ -133,89 +152,6 @@ def tune(
         result=result,
         certificate=certificate,
     )
-
-
-def _flag_settings(
-    *,
-    train_batch_size: int | None,
-    max_length: int | None,
-    remove_padding: str,
-    liger: str,
-    gradient_checkpointing: str,
-) -> list[str]:
-    settings = []
-    if train_batch_size is not None:
-        settings.append(f"data.train_batch_size={train_batch_size}")
-    if max_length is not None:
-        settings.append(f"data.max_length={max_length}")
-    for flag, value in (("--remove-padding", remove_padding), ("--liger", liger)):
-        if value not in SWITCHES:
-            raise ConfigError(f"{flag} {value} is unknown; use auto, on or off")
-    if remove_padding != "auto":
-        settings.append(f"model.use_remove_padding={SWITCHES[remove_padding]}")
-    if liger != "auto":
-        settings.append(f"model.use_liger={SWITCHES[liger]}")
-    if liger == "on":
-        settings.append("model.loss_kernel=fused")
-    if gradient_checkpointing != "auto":
-        settings.append(f"model.gradient_checkpointing={gradient_checkpointing}")
-    return settings
-
-
-def _refuse_machine_keys(overrides: Sequence[str]) -> None:
-    keys = overridden_keys(overrides)
-    for key, flag in (
-        ("trainer.device", "--device cpu"),
-        ("trainer.nproc_per_node", "--num-gpus N"),
-        ("trainer.nnodes", "--num-gpus N"),
-    ):
-        if key in keys:
-            raise ConfigError(f"{key} is decided by where tune steps; use {flag} instead")
-
-
-def _read_profile(
-    profile: str | Path | None, out_dir: Path, settings: Sequence[str]
-) -> LengthProfile | None:
-    """Return the profile to take data and model from; None if the settings name the data."""
-    path = Path(profile) if profile is not None else out_dir / PROFILE_FILE
-    if path.exists():
-        return read_record(LengthProfile, path)
-    if profile is None and "data.train_files" in overridden_keys(settings):
-        return None
-    raise AutobatchError(
-        f"there is no {path}; run `autobatch profile DATA --model MODEL` first, or give --profile"
-    )
-
-
-def _base_config(
-    profile: LengthProfile | None,
-    model: str | None,
-    out_dir: Path,
-    machine: Machine,
-    settings: Sequence[str],
-) -> DictConfig:
-    values: dict[str, Any] = {
-        "trainer.device": machine.device,
-        "trainer.nproc_per_node": machine.data_parallel_size,
-        "trainer.output_dir": str((out_dir / "run").absolute()),
-    }
-    if profile is not None:
-        values["data.train_files"] = list(profile.data.files)
-        values["data.format"] = profile.data.format
-        values.update({f"data.{name}": path for name, path in profile.data.keys.items()})
-        values["model.path"] = profile.model
-        if profile.tokenizer != profile.model:
-            values["model.tokenizer_path"] = profile.tokenizer
-    if model is not None:
-        if profile is not None and values.get("model.tokenizer_path") is None:
-            values["model.tokenizer_path"] = profile.tokenizer
-        values["model.path"] = model_dir(model)
-        if values.get("model.tokenizer_path") == values["model.path"]:
-            values.pop("model.tokenizer_path")
-    chosen = load_config(None, settings)
-    keys = overridden_keys(settings)
-    kept = {key: value for key, value in values.items() if key not in keys}
-    return with_values(chosen, kept)
 
 
 def _with_batch_defaults(

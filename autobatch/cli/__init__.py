@@ -79,7 +79,12 @@ def profile_command(
 @main.command("tune")
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--model", metavar="DIR", help="Model directory; default: the profile's.")
-@click.option("--profile", metavar="FILE", help="Profile; default: the one in --out.")
+@click.option(
+    "--profile",
+    metavar="FILE|NAME",
+    help="Profile, or the name of a shipped one (gsm8k, ...) to tune without data. Default: the "
+    "one in --out.",
+)
 @machine_options
 @tune_options
 @out_options

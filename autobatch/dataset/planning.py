@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autobatch.config import Config
 from autobatch.dataset.cache import TokenCache
+from autobatch.dataset.shipped import ShippedSamples
 from autobatch.dataset.truncation import cut_lengths
 from autobatch.model import ModelSpec, row_flops
 from autobatch.plan.epochs import Plan, PlanSettings, make_plan
@@ -11,9 +12,16 @@ from autobatch.records import Candidate
 
 
 def plan_of(
-    config: Config, candidate: Candidate, cache: TokenCache, spec: ModelSpec, *, num_ranks: int
+    config: Config,
+    candidate: Candidate,
+    cache: TokenCache | ShippedSamples,
+    spec: ModelSpec,
+    *,
+    num_ranks: int,
 ) -> Plan:
     """Return the plan of a run: ranks are balanced by the model's FLOPs for each row.
+
+    Of shipped samples, which have no order, it stands for any draw.
 
     Raises:
         DataError: if a row is longer than max_length and truncation is `error`.
@@ -37,4 +45,5 @@ def plan_of(
         lengths=cut.lengths,
         label_tokens=cut.label_tokens,
         costs=row_flops(spec, cut.lengths, cut.label_tokens),
+        any_draw=isinstance(cache, ShippedSamples),
     )

@@ -44,6 +44,7 @@ class Plan:
     label_tokens: np.ndarray
     trainable: np.ndarray  # indices of the samples with a label token
     costs: np.ndarray
+    any_draw: bool = False  # the order is not known: its extremes hold for every seed
 
 
 def make_plan(
@@ -52,11 +53,13 @@ def make_plan(
     lengths: np.ndarray,
     label_tokens: np.ndarray,
     costs: np.ndarray | None = None,
+    any_draw: bool = False,
 ) -> Plan:
     """Return the plan of a run over the samples that have a label token.
 
     A token budget below the longest row is refused when the first step is asked for, so that
-    `size_bounds` can be asked of any plan.
+    `size_bounds` can be asked of any plan. With `any_draw` the extremes of the plan are those of
+    every order of the rows, the steps those of this seed; a longer row must not cost less.
 
     Raises:
         PlanError: if a setting is impossible or no sample has a label token.
@@ -88,6 +91,7 @@ def make_plan(
         label_tokens=as_int64[1],
         trainable=trainable,
         costs=as_int64[2],
+        any_draw=any_draw,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autobatch.plan.draws import size_bounds_of_any_draw, worst_of_any_draw
 from autobatch.plan.epochs import iter_groups, iter_steps, split_over_ranks
 from autobatch.plan.microbatches import MicroBatch
 from autobatch.plan.settings import Plan, num_epochs, num_steps, steps_per_epoch
@@ -12,11 +13,16 @@ def worst_micro_batch(plan: Plan) -> tuple[MicroBatch, WorstMicroBatch]:
     """Return the micro-batch of the run that needs most memory, and where it runs.
 
     Most computed tokens (padded: rows x padded length), ties by the sum of squared lengths,
-    then the first.
+    then the first. Of any draw: one that none passes, which runs at no certain place.
 
     Raises:
         PlanError: if a trainable row is longer than the token budget.
     """
+    if plan.any_draw:
+        batch = worst_of_any_draw(plan)
+        return batch, WorstMicroBatch(
+            epoch=None, step=None, rank=None, rows=len(batch.lengths), tokens=batch.num_tokens
+        )
     worst: tuple[MicroBatch, int, int, int] | None = None
     most = (0, 0)
     for step in iter_steps(plan):
@@ -44,6 +50,8 @@ def squarest_micro_batch(plan: Plan) -> MicroBatch:
     Raises:
         PlanError: if a trainable row is longer than the token budget.
     """
+    if plan.any_draw:
+        return worst_of_any_draw(plan)
     batches = (batch for step in iter_steps(plan) for rank in step.ranks for batch in rank)
     return max(batches, key=lambda batch: (batch.sum_squared_lengths, batch.num_tokens))
 
@@ -63,6 +71,8 @@ def size_bounds(plan: Plan) -> tuple[int, int]:
     Rows: 1, and the most rows of one rank in any step. Token budget: the longest trainable row,
     and the most tokens of one rank in any step. A larger size would change no micro-batch.
     """
+    if plan.any_draw:
+        return size_bounds_of_any_draw(plan)
     by_rows = plan.settings.micro_batch_size_per_gpu is not None
     longest = int(plan.lengths[plan.trainable].max())
     most = 1 if by_rows else longest

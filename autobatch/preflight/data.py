@@ -8,10 +8,17 @@ from autobatch.config import Config
 from autobatch.preflight.rule import Finding, refuse
 
 
-def check_data(config: Config) -> Iterator[Finding]:
+def check_data(config: Config, *, needs_files: bool = True) -> Iterator[Finding]:
     """Look at the data section alone; rows were read by `profile`."""
     data = config.data
-    if not data.train_files:
+    shipped = (config.tuning or {}).get("profile")
+    if shipped and not data.train_files:
+        yield refuse(
+            "no_train_files",
+            f"the config was tuned on the shipped lengths of {shipped} and names no data; give "
+            "the files to train on, data.train_files=[train.parquet]",
+        )
+    elif needs_files and not data.train_files:
         yield refuse(
             "no_train_files",
             "data.train_files is empty; name the files, e.g. data.train_files=[train.parquet], "

@@ -199,7 +199,7 @@ def tuned_summary(config: Config) -> Table:
     return _facts(
         {
             "model": config.model.path or "-",
-            "data": ", ".join(config.data.train_files) or "-",
+            "data": ", ".join(config.data.train_files) or _shipped_words(tuning.get("profile")),
             key or "micro_batch_size_per_gpu": format_count(size),
             "train_batch_size": f"{config.data.train_batch_size} rows a step",
             "loss_kernel": config.model.loss_kernel,
@@ -213,10 +213,15 @@ def tuned_summary(config: Config) -> Table:
             "bound by": str(tuning.get("binding") or "-"),
             "why": str(tuning.get("reason") or "-"),
             "proof": f"{format_count(proof.get('num_micro_batches'))} micro-batches planned, "
-            f"the worst one stepped in {proof.get('proven_by') or '-'}",
+            f"the worst {'of any order' if proof.get('covers') == 'any_draw' else 'one'} "
+            f"stepped in {proof.get('proven_by') or '-'}",
             "tuned in": "-" if secs is None else format_secs(secs),
         }
     )
+
+
+def _shipped_words(name: str | None) -> str:
+    return f"none: the shipped lengths of {name}" if name else "-"
 
 
 def run_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -15,7 +15,7 @@ def certify(plan: Plan, winner: Trial) -> Certificate:
     """Return the certificate of a plan; `proven_by` is None unless the winner proves it.
 
     It does if it was measured, fitted, and stepped the very micro-batch that is the worst of
-    every micro-batch of the run.
+    every micro-batch of the run. The plan of a shipped profile covers every order of its rows.
 
     Raises:
         PlanError: if a trainable row is longer than the token budget.
@@ -24,7 +24,7 @@ def certify(plan: Plan, winner: Trial) -> Certificate:
     is_proof = winner.measured and fits(winner) and winner.load == load_of(plan)
     return Certificate(
         plan_hash=plan_hash(plan),
-        covers="replay",
+        covers="any_draw" if plan.any_draw else "replay",
         epochs=num_epochs(plan),
         num_micro_batches=count_micro_batches(plan),
         worst=worst,

@@ -33,10 +33,12 @@ def tuned_config(
     gpu: str,
     spec: ModelSpec,
     environment: Mapping[str, Any],
+    shipped_profile: str | None = None,
 ) -> DictConfig:
     """Return the config with the winner's settings, its ranks, and the `tuning` section.
 
     Nothing else changes: only TUNABLE_KEYS, trainer.nproc_per_node and trainer.nnodes.
+    `shipped_profile`: the name of the lengths that stood in for data.
     """
     winner = result.winner
     evidence = {
@@ -56,6 +58,7 @@ def tuned_config(
             }
             for trial in result.fallbacks
         ],
+        **({"profile": shipped_profile} if shipped_profile else {}),
         "certificate": certificate,
         "law_key": law_key(
             gpu=gpu,
@@ -112,6 +115,7 @@ def write_verdict(
     spec: ModelSpec,
     environment: Mapping[str, Any],
     path: Path,
+    shipped_profile: str | None = None,
 ) -> Path:
     """Write `tuned_config` to a YAML file, whole or not at all, and return its path.
 
@@ -126,6 +130,7 @@ def write_verdict(
             gpu=gpu,
             spec=spec,
             environment=environment,
+            shipped_profile=shipped_profile,
         ),
         path,
     )
