@@ -56,9 +56,9 @@ def log_bins(pairs: Sequence[tuple[int, int]]) -> list[Bin]:
 def fine_bins(pairs: Sequence[tuple[int, int]]) -> list[Bin]:
     """Return 20 to 60 bins for a drawn histogram, as `log_bins` gives them; fewer where short.
 
-    The width follows Freedman and Diaconis (doi:10.1007/BF01025868: 2 IQR / cube root of n) in
-    octaves, wide enough that a common bin holds about 4 lengths. Where all lengths are below
-    64, each is a bin of its own.
+    The width follows Freedman and Diaconis (1981, doi:10.1007/BF01025868, rule as quoted by
+    others, checked 2026-12-01: 2 IQR / cube root of n) in octaves, wide enough that a
+    common bin holds about 4 lengths. Where all lengths are below 64, each is a bin of its own.
     """
     if not pairs:
         return []
