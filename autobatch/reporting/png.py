@@ -36,7 +36,8 @@ _MARGIN = 24.0
 _LEFT, _RIGHT, _BOTTOM = 120.0, 1740.0, 868.0  # of the plot
 _HEAD = 190.0  # where the label of the advised max_length stands
 _LABEL_PIXELS = 40.0  # height of a row of labels above the plot
-# Okabe and Ito's colours (jfly.uni-koeln.de/color, read 2026-12-01): told apart by all eyes
+# Blue and vermilion of Okabe and Ito, told apart by all eyes (jfly.uni-koeln.de/color; values as
+# other libraries quote them, checked 2026-12-01), with a paler vermilion for rows that are cut
 BAR, CUT, ADVICE = "#0072b2", "#e9a06b", "#d55e00"
 _CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # no line runs through words
 _INK, _SOFT, _FAINT = "#1d2430", "#5b6472", "#dfe3e8"

@@ -56,9 +56,9 @@ def log_bins(pairs: Sequence[tuple[int, int]]) -> list[Bin]:
 def fine_bins(pairs: Sequence[tuple[int, int]]) -> list[Bin]:
     """Return 20 to 60 bins for a drawn histogram, as `log_bins` gives them; fewer where short.
 
-    The width follows Freedman and Diaconis (doi:10.1007/BF01025868: 2 IQR / cube root of n) in
-    octaves, wide enough that a common bin holds at least 4 lengths. Where all lengths are below
-    64, each is a bin of its own.
+    The width follows Freedman and Diaconis (1981, doi:10.1007/BF01025868, rule as quoted by
+    others, checked 2026-12-01: 2 IQR / cube root of n) in octaves, wide enough that a
+    common bin holds about 4 lengths. Where all lengths are below 64, each is a bin of its own.
     """
     if not pairs:
         return []
@@ -72,7 +72,8 @@ def fine_bins(pairs: Sequence[tuple[int, int]]) -> list[Bin]:
     width = 2 * spread / max(total, 1) ** (1 / 3) or span / _FINE_BINS[1]
     width = min(max(width, span / _FINE_BINS[1]), span / _FINE_BINS[0])
     width = max(width, math.log2(1 + _LENGTHS_PER_BIN / max(share_at(pairs, 0.05), 4)))
-    per_octave = max((n for n in _BINS_PER_OCTAVE if n <= 1.3 / width), default=1)
+    most = min(1.3 / width, _FINE_BINS[1] / span)
+    per_octave = max((n for n in _BINS_PER_OCTAVE if n <= most), default=1)
     return _binned(pairs, 1 / per_octave)
 
 
