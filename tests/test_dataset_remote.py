@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -322,6 +326,64 @@ def test_files_behind_urls_are_streamed(tmp_path, bucket):
     assert find_files(["memory://data/a.parquet"])[0].identity != parquet.identity
     with pytest.raises(DataError, match="changed while it was read"):
         list(read_rows(parquet))
+
+
+@pytest.fixture
+def web():
+    """(address, files, bytes sent) of a web server that sends ranges."""
+    files: dict[str, bytes] = {}
+    sent = [0]
+
+    class Web(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            return
+
+        def do_HEAD(self):
+            self.do_GET()
+
+        def do_GET(self):
+            body = files.get(self.path.partition("?")[0].strip("/"))
+            if body is None:
+                self.send_error(404)
+                return
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
+            start, end = (int(wanted[1]), int(wanted[2])) if wanted else (0, len(body) - 1)
+            part = body[start : end + 1]
+            self.send_response(206 if wanted else 200)
+            self.send_header("Content-Length", str(len(part)))
+            self.send_header("Content-Range", f"bytes {start}-{end}/{len(body)}")
+            self.send_header("Accept-Ranges", "bytes")
+            self.send_header("ETag", hashlib.sha1(body).hexdigest())
+            self.end_headers()
+            if self.command == "GET":
+                sent[0] += len(part)
+                self.wfile.write(part)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Web)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", files, sent
+    server.shutdown()
+    server.server_close()
+
+
+def test_parquet_of_the_web_is_not_fetched_whole(tmp_path, web):
+    """Only what is asked for: the footer, the columns, and of them what is read."""
+    pytest.importorskip("aiohttp")
+    address, files, sent = web
+    pictures = [{**QA, "image": os.urandom(2**20)} for _ in range(64)]
+    write_parquet(tmp_path / "a.parquet", pictures)
+    files["a.parquet"] = (tmp_path / "a.parquet").read_bytes()
+    files["b.jsonl"] = LINE * 3
+    (file,) = find_files([f"{address}/a.parquet?token=x*"])
+    assert 64 == len(list(read_rows(file, ["question", "answer"])))
+    assert sent[0] < 48 * 2**20 < len(files["a.parquet"])
+    (lines,) = find_files([f"{address}/b.jsonl"])
+    assert [QA] * 3 == list(read_rows(lines))
+    files["b.jsonl"] = LINE * 2 + b" " * len(LINE)  # as long as before
+    with pytest.raises(DataError, match="changed while it was read"):
+        list(read_rows(lines))
+    with pytest.raises(DataError, match=r"c\.jsonl does not exist; check the path"):
+        find_files([f"{address}/c.jsonl"])
 
 
 def test_a_url_that_leads_nowhere_is_one_sentence(bucket):
