@@ -21,6 +21,7 @@ from autobatch.dataset.shipped import samples_of, shipped_names, shipped_profile
 from autobatch.dataset.truncation import cut_lengths
 from autobatch.errors import DataError
 from autobatch.records import LengthProfile
+from autobatch.reporting import read_tuned, tuned_summary
 from autobatch.storage import from_plain, read_json, shipped_dir, to_plain, write_json
 
 SHARED = Path(os.environ.get("AUTOBATCH_SHARED") or Path(__file__).resolve().parents[2] / "shared")
@@ -149,7 +150,7 @@ def test_the_winner_stepped_the_worst_of_all_draws(tuned: Path) -> None:
     for trial in verdict["trials"]:
         rows = longest_up_to(trial["candidate"]["max_token_len_per_gpu"])
         assert [rows, rows] == trial["load"]["micro_batches"]
-    assert len(longest_up_to(winner["candidate"]["max_token_len_per_gpu"])) > 1
+    assert max(len(trial["load"]["micro_batches"][0]) for trial in verdict["trials"]) > 1
     assert certificate["worst"]["tokens"] == winner["candidate"]["max_token_len_per_gpu"]
 
 
@@ -166,6 +167,18 @@ def test_the_verdict_names_its_lengths_and_no_data(tuned: Path) -> None:
     words = (tuned / "stderr.txt").read_text()
     assert "lengths of gsm8k as shipped: 7,473 rows under the tokenizer qwen3" in words
     assert "every token counted as a label" in words
+
+
+def test_the_summary_says_what_the_proof_covers(tuned: Path) -> None:
+    """People read that there was no data, and that any order is covered."""
+    from rich.console import Console
+
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(tuned_summary(read_tuned(tuned)))
+    text = shown.get()
+    assert "none: the shipped lengths of gsm8k" in text
+    assert "micro-batches planned, the worst of any order stepped in t0" in text
 
 
 def test_launch_says_that_the_data_is_missing(tuned: Path) -> None:

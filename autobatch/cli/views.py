@@ -49,7 +49,8 @@ def tune_record(report: TuneReport) -> dict[str, Any]:
 
 def tune_view(report: TuneReport) -> RenderableType:
     """Return the trials and the verdict."""
-    result = report.result
+    result, config = report.result, read_tuned(report.path)
+    needs_data = "" if config.data.train_files else " data.train_files=[FILE]"
     num_tried = len({trial.candidate.toggles for trial in result.trials})
     cut_short = ""
     if num_tried < len(result.searched):
@@ -59,8 +60,8 @@ def tune_view(report: TuneReport) -> RenderableType:
         trials_table(result.trials, result.winner.trial_id, result.tokens_per_sec),
         *(Text(f"{key} not tried: {why}") for key, why in result.left_out.items()),
         Text(""),
-        tuned_summary(read_tuned(report.path)),
-        Text(f"\nwritten: {report.path}   next: autobatch launch {report.path}"),
+        tuned_summary(config),
+        Text(f"\nwritten: {report.path}   next: autobatch launch {report.path}{needs_data}"),
     )
 
 
