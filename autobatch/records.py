@@ -61,9 +61,12 @@ class MaxLengthOption:
 
 @dataclass(frozen=True, kw_only=True)
 class MaxLengthAdvice:
-    """The recommended max_length with its reason, and the curve behind it."""
+    """The recommended max_length with its reason, and the curve behind it.
 
-    recommended: int
+    `recommended` is None where rows hold media that the lengths do not count.
+    """
+
+    recommended: int | None
     reason: str
     curve: tuple[MaxLengthOption, ...]
 
@@ -96,6 +99,31 @@ class LongRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TurnByTurn:
+    """Rows rendered one message at a time, as some trainers do, against rendered whole."""
+
+    num_rows_compared: int
+    num_rows: int  # conversations that could be compared
+    num_rows_differ: int  # of the compared
+    num_rows_refused: int  # of the compared: the template refuses a message alone
+    tokens_more: int  # of the rows that differ, turn by turn minus whole; may be negative
+    refusal: str | None = None  # the template's own words, first seen
+    rows: tuple[RowPlace, ...] = ()  # the first that differ or are refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFacts:
+    """What a model must agree with: special ids, the largest id, the largest id in the data."""
+
+    bos_token_id: int | None
+    eos_token_id: int | None
+    pad_token_id: int | None
+    pad_token: str | None
+    largest_token_id: int
+    largest_data_token_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LengthProfile:
     """Token lengths of a data set under one tokenizer and template, uncut."""
 
@@ -117,6 +145,9 @@ class LengthProfile:
     warnings: tuple[ProfileWarning, ...] = ()
     longest: tuple[LongRow, ...] = ()  # the longest samples, descending
     skipped_rows: dict[str, tuple[RowPlace, ...]] = field(default_factory=dict)  # the first few
+    media: tuple[str, ...] = ()  # columns and content parts that no length counts
+    turn_by_turn: TurnByTurn | None = None  # None: not compared
+    tokenizer_facts: TokenizerFacts | None = None
     schema_version: int = SCHEMA_VERSION
 
 

@@ -34,8 +34,9 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     },
     {
         "dataset": (
-            *("files", "formats", "turns", "tokenizer", "spans", "rendering", "truncation"),
-            *("cache", "planning", "lengths", "advice", "conversion", "findings", "profiling"),
+            *("files", "formats", "turns", "tokenizer", "spans", "turn_by_turn", "row_checks"),
+            *("rendering", "truncation", "cache", "planning", "lengths", "advice", "conversion"),
+            *("token_checks", "checks", "media", "findings", "for_model", "facts", "profiling"),
         ),
         "engine": (
             *("account", "allocator", "products", "device", "attention", "loss", "activations"),

@@ -19,10 +19,16 @@ def profile(
     tokenizer: str | None = None,
     format: str = "auto",
     keys: Mapping[str, str] | None = None,
+    text_only: bool = False,
+    turn_by_turn: str = "sample",
     out: str | Path = DEFAULT_OUT,
     progress: RowProgress | None = None,
 ) -> LengthProfile:
     """Measure token lengths, keep the ids in the token cache, and write `out`/profile.json.
+
+    `text_only` asks for a max_length in spite of images and the like beside the text;
+    `turn_by_turn` is how many conversations are rendered message by message too, to count
+    those that differ: all, sample or off.
 
     Raises:
         AutobatchError: if files, columns or tokenizer cannot be used.
@@ -36,6 +42,8 @@ def profile(
         model=None if model is None else absolute(model),
         format=format,
         keys=keys,
+        text_only=text_only,
+        turn_by_turn=turn_by_turn,
         progress=progress,
     )
     write_json(make_out_dir(Path(out)) / PROFILE_FILE, result)

@@ -31,12 +31,23 @@ def main() -> None:
 @click.argument("data", nargs=-1, required=True)
 @click.option("--model", metavar="DIR", help="Model directory; its tokenizer is used.")
 @click.option("--tokenizer", metavar="DIR", help="Tokenizer directory, if not the model's.")
+@click.option(
+    "--text-only", is_flag=True, help="Advise a max_length though rows hold images or the like."
+)
+@click.option(
+    "--turn-by-turn",
+    default="sample",
+    show_default=True,
+    help="all, sample or off: conversations compared with rendering message by message.",
+)
 @data_options
 @out_options
 def profile_command(
     data: tuple[str, ...],
     model: str | None,
     tokenizer: str | None,
+    text_only: bool,
+    turn_by_turn: str,
     format: str,
     out: str,
     as_json: bool,
@@ -58,6 +69,8 @@ def profile_command(
             tokenizer=tokenizer,
             format=format,
             keys=_given(keys),
+            text_only=text_only,
+            turn_by_turn=turn_by_turn,
             out=out,
             progress=rows.update,
         )
