@@ -45,6 +45,8 @@ _LAYER_NORMS = {
 }
 _LARGEST_FIELD = 2**31 - 1  # of a shape
 _LARGEST_FACTOR = 2**46  # FLOPs a token: 10 trillion weights; FLOPs of a long row still fit int64
+# Sections of config.json that only a model with eyes or ears has.
+_MEDIA_SECTIONS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "visual")
 _ENCODERS = {"albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta"}
 # Read into the hash only: they change the layers without changing ModelSpec.
 _EXTRA_SHAPE_FIELDS = (
@@ -122,6 +124,16 @@ def read_model_spec(path: str | Path) -> ModelSpec:
     if max(_flops_factors(spec)) > _LARGEST_FACTOR:
         raise ModelError(f"{where} describes a model beyond 10 trillion weights; correct its sizes")
     return spec
+
+
+def takes_media(path: str | Path) -> bool:
+    """Return whether config.json describes a model that sees or hears beside reading.
+
+    Raises:
+        ModelError: if the directory or its config.json is missing or damaged.
+    """
+    config = _read_config(user_path(path), str(path))
+    return any(name in config for name in _MEDIA_SECTIONS)
 
 
 def _read_config(folder: Path, named: str) -> dict[str, Any]:

@@ -18,10 +18,14 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     {
         "errors": (),
         "units": (),
-        "records": (),
+    },
+    {  # still words; a room of several files is for the steps above it
+        "records": ("lengths", "trials"),
+    },
+    {
         "storage": ("plain", "files", "places"),
     },
-    {  # still words, one step up: config is written through storage, a room of several files
+    {  # made of records, written through storage
         "config": ("schema", "spelling", "checks", "loading", "candidates"),
     },
     {
@@ -35,9 +39,10 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     {
         "dataset": (
             *("splits", "remote", "hub_errors", "hub", "stored", "text_rows", "arrow_rows"),
-            *("sources", "files", "formats", "turns", "tokenizer", "spans", "rendering"),
-            *("truncation", "cache", "shipped", "planning", "lengths", "advice", "conversion"),
-            *("findings", "profiling"),
+            *("sources", "files", "formats", "turns", "tokenizer", "spans", "turn_by_turn"),
+            *("row_checks", "rendering", "truncation", "cache", "shipped", "planning", "lengths"),
+            *("advice", "conversion", "token_checks", "checks", "media", "findings", "for_model"),
+            *("facts", "profiling"),
         ),
         "engine": (
             *("account", "allocator", "products", "device", "attention", "loss", "activations"),

@@ -22,6 +22,8 @@ def profile(
     tokenizer: str | None = None,
     format: str = "auto",
     keys: Mapping[str, str] | None = None,
+    text_only: bool = False,
+    turn_by_turn: str = "sample",
     out: str | Path = DEFAULT_OUT,
     progress: RowProgress | None = None,
     pictures: bool = True,
@@ -32,6 +34,9 @@ def profile(
 
     `pictures` draws profile.png and profile.html beside it, else old ones are removed;
     `command` is what the user typed. `talk` is told what could not be drawn.
+    `text_only` asks for a max_length in spite of images and the like beside the text;
+    `turn_by_turn` is how many conversations are rendered message by message too, to count
+    those that differ: all, sample or off.
 
     Raises:
         AutobatchError: if files, columns or tokenizer cannot be used.
@@ -49,6 +54,8 @@ def profile(
         model=folder,
         format=format,
         keys=keys,
+        text_only=text_only,
+        turn_by_turn=turn_by_turn,
         progress=progress,
     )
     out_dir = make_out_dir(Path(out))

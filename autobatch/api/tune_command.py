@@ -172,7 +172,8 @@ def _with_batch_defaults(
             advice = inputs.profile.max_length
             raise ConfigError(
                 f"the longest row has {longest} tokens, the model takes {positions}; choose "
-                f"--max-length (recommended {min(advice.recommended, positions)}: {advice.reason}) "
+                f"--max-length (recommended {min(advice.recommended or positions, positions)}: "
+                f"{advice.reason}) "
                 "with data.truncation=drop or right"
             )
     config = with_values(config, values)

@@ -35,6 +35,15 @@ def main() -> None:
     "--model", metavar="DIR", help="Model directory or OWNER/NAME; its tokenizer is used."
 )
 @click.option("--tokenizer", metavar="DIR", help="Tokenizer, if not the model's.")
+@click.option(
+    "--text-only", is_flag=True, help="Advise a max_length though rows hold images or the like."
+)
+@click.option(
+    "--turn-by-turn",
+    default="sample",
+    show_default=True,
+    help="all, sample or off: conversations compared with rendering message by message.",
+)
 @data_options
 @click.option("--no-pictures", is_flag=True, help="Write no profile.png and no profile.html.")
 @out_options
@@ -42,6 +51,8 @@ def profile_command(
     data: tuple[str, ...],
     model: str | None,
     tokenizer: str | None,
+    text_only: bool,
+    turn_by_turn: str,
     format: str,
     no_pictures: bool,
     out: str,
@@ -66,6 +77,8 @@ def profile_command(
             tokenizer=tokenizer,
             format=format,
             keys=_given(keys),
+            text_only=text_only,
+            turn_by_turn=turn_by_turn,
             out=out,
             progress=rows.update,
             pictures=not no_pictures,

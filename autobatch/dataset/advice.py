@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from autobatch.dataset.lengths import length_stats
+from autobatch.dataset.lengths import TwoGroups, length_stats, two_groups
 from autobatch.records import LengthStats, MaxLengthAdvice, MaxLengthOption, PaddingFraction
 from autobatch.units import round_up
 
 BATCH_ROWS = 8  # rows of the batches that padding is counted in
 LOST_LABELS_ALLOWED = 0.01  # share of label tokens a recommendation may cut
 _NARROW = 2  # where the longest row is within this many p99, nothing need be cut
-_GAP = 3  # rows this many times longer than the next shorter one stand apart
+_GAP = 2  # rows this many times longer than the next shorter one stand apart
+_WIDE_GAP = 10  # where the longest row alone is more than 1 % of the rows
+_FEW_ROWS = 20  # below no row stands apart
 _SMALLEST = 64  # powers of two below are of no use as max_length
+
+KeptLabels = Callable[[np.ndarray, int], np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """The rows that are weighed, with what every candidate needs of them. N samples."""
+
+    lengths: np.ndarray  # int64 (N,), uncut
+    label_tokens: np.ndarray  # int64 (N,), uncut
+    kept_labels: KeptLabels
+    shuffled: np.ndarray  # uint32: the samples with labels in the order of one shuffle
+    ascending: np.ndarray  # int32: the lengths of the samples with labels, sorted
 
 
 def advise(
-    lengths: np.ndarray,
-    *,
-    label_tokens: np.ndarray,
-    kept_labels: Callable[[np.ndarray, int], np.ndarray],
+    lengths: np.ndarray, *, label_tokens: np.ndarray, kept_labels: KeptLabels
 ) -> MaxLengthAdvice:
     """Return the recommended max_length with the cost of every candidate.
 
@@ -29,54 +42,46 @@ def advise(
     gives the label tokens those samples keep when all but their first max_length tokens
     are cut (truncation `right`).
     """
+    rows = _rows(lengths, label_tokens, kept_labels)
     stats = length_stats(lengths)
-    curve = []
-    losses = []  # label tokens lost by rows that are no outliers
-    longest_ordinary = without_outliers(lengths, stats)
-    ordinary = lengths <= longest_ordinary
-    for max_length in candidates(stats, longest_ordinary):
-        cut = np.flatnonzero(lengths > max_length)
-        kept = label_tokens.copy()
-        kept[cut] = kept_labels(cut, max_length)
-        losses.append(int((label_tokens - kept)[ordinary].sum()))
-        curve.append(
-            MaxLengthOption(
-                max_length=max_length,
-                rows_cut=len(cut),
-                label_tokens_lost=int((label_tokens - kept).sum()),
-                rows_without_labels=int((kept == 0).sum()),
-                padding_fraction=padding_fraction(
-                    np.minimum(lengths, max_length)[kept > 0], max_length
-                ),
-            )
-        )
+    longest_ordinary = without_outliers(lengths)
+    weighed = [_weigh(rows, n, longest_ordinary) for n in candidates(stats, longest_ordinary)]
+    curve = tuple(option for option, _ in weighed)
     if longest_ordinary <= _NARROW * stats.p99:
         chosen = next(o for o in curve if o.max_length >= longest_ordinary)
     else:
+        ordinary = lengths <= longest_ordinary
         allowed = LOST_LABELS_ALLOWED * int(label_tokens[ordinary].sum())
-        wide_enough = (
-            option
-            for option, lost in zip(curve, losses, strict=True)
-            if option.max_length >= stats.p99 and lost <= allowed
-        )
+        wide_enough = (o for o, lost in weighed if o.max_length >= stats.p99 and lost <= allowed)
         chosen = next(wide_enough, curve[-1])
+    groups = two_groups(*np.unique(lengths, return_counts=True))
     return MaxLengthAdvice(
         recommended=chosen.max_length,
-        reason=_reason(chosen, stats, len(lengths), int(label_tokens.sum())),
-        curve=tuple(curve),
+        reason=_reason(chosen, rows, stats, longest_ordinary, groups),
+        curve=curve,
     )
 
 
-def without_outliers(lengths: np.ndarray, stats: LengthStats) -> int:
+def cost_of(
+    max_length: int, lengths: np.ndarray, *, label_tokens: np.ndarray, kept_labels: KeptLabels
+) -> MaxLengthOption:
+    """Return what one more max_length costs; arguments as for `advise`."""
+    return _weigh(_rows(lengths, label_tokens, kept_labels), max_length, max_length)[0]
+
+
+def without_outliers(lengths: np.ndarray) -> int:
     """Return the longest row that does not stand apart from the others.
 
-    A row stands apart if it is among the longest 1 % and at least 3 times longer than the
-    next shorter row, as are all rows above it. Example: 999 rows of 50 tokens with one of
-    200,000 give 50; a long even tail gives its maximum.
+    Rows stand apart if they are among the longest 1 % and at least twice as long as the next
+    shorter row; of 20 to 99 rows the longest may, if it is 10 times as long. Example: 999 rows
+    of 50 tokens with one of 200,000 give 50; a long even tail gives its maximum.
     """
-    top = np.sort(lengths[lengths >= stats.p99])
-    apart = np.flatnonzero(top[1:] >= _GAP * np.maximum(top[:-1], 1))
-    return int(top[apart[0]]) if len(apart) else stats.max
+    num_apart = len(lengths) // 100 or int(len(lengths) >= _FEW_ROWS)
+    gap = _GAP if len(lengths) >= 100 else _WIDE_GAP
+    first = len(lengths) - 1 - num_apart
+    top = np.sort(np.partition(lengths, first)[first:])
+    apart = np.flatnonzero(top[1:] >= gap * np.maximum(top[:-1], 1))
+    return int(top[apart[0]] if len(apart) else top[-1])
 
 
 def candidates(stats: LengthStats, longest_ordinary: int) -> tuple[int, ...]:
@@ -86,7 +91,7 @@ def candidates(stats: LengthStats, longest_ordinary: int) -> tuple[int, ...]:
     to 8, and the powers of two from the median to the longest.
     """
     marks = (stats.p50, stats.p90, stats.p95, stats.p99, longest_ordinary, stats.max)
-    found = {round_up(n, 8) for n in marks}
+    found = {round_up(max(n, 1), 8) for n in marks}
     power = _SMALLEST
     while power < stats.max:
         if power >= stats.p50:
@@ -95,28 +100,62 @@ def candidates(stats: LengthStats, longest_ordinary: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def padding_fraction(lengths: np.ndarray, max_length: int) -> PaddingFraction:
-    """Return the share of computed tokens that are padding, for cut int64 lengths (N,).
+def _rows(lengths: np.ndarray, label_tokens: np.ndarray, kept_labels: KeptLabels) -> _Rows:
+    with_labels = np.flatnonzero(label_tokens > 0).astype(np.uint32)
+    return _Rows(
+        lengths=lengths,
+        label_tokens=label_tokens,
+        kept_labels=kept_labels,
+        shuffled=np.random.default_rng(0).permutation(with_labels),
+        ascending=np.sort(lengths[with_labels].astype(np.int32)),
+    )
+
+
+def _weigh(rows: _Rows, max_length: int, longest_ordinary: int) -> tuple[MaxLengthOption, int]:
+    """Return a candidate's cost, and the label tokens lost by rows that are no outliers."""
+    cut = np.flatnonzero(rows.lengths > max_length)
+    kept = rows.kept_labels(cut, max_length)
+    lost = rows.label_tokens[cut] - kept
+    emptied = cut[(kept == 0) & (lost > 0)]
+    option = MaxLengthOption(
+        max_length=max_length,
+        rows_cut=len(cut),
+        label_tokens_lost=int(lost.sum()),
+        rows_without_labels=len(rows.lengths) - len(rows.shuffled) + len(emptied),
+        padding_fraction=_padding_fraction(rows, max_length, emptied),
+    )
+    return option, int(lost[rows.lengths[cut] <= longest_ordinary].sum())
+
+
+def _padding_fraction(rows: _Rows, max_length: int, emptied: np.ndarray) -> PaddingFraction:
+    """Return the share of computed tokens that are padding, for the rows that train.
 
     A padded batch is as wide as its longest row rounded up to 8. `to_longest` draws batches
     from one shuffle with a fixed seed; packed rows need no padding.
     """
-    shuffled = np.random.default_rng(0).permutation(lengths)
+    shuffled = rows.shuffled
+    if len(emptied):
+        is_left = np.ones(len(rows.lengths), dtype=bool)
+        is_left[emptied] = False
+        shuffled = shuffled[is_left[shuffled]]
+    # emptied rows were all cut, so they are the last of the sorted ones
+    ascending = np.minimum(rows.ascending[: len(shuffled)], max_length)
+    num_tokens = int(ascending.sum(dtype=np.int64))
     return PaddingFraction(
-        to_max_length=_padding(int(lengths.sum()), len(lengths) * max_length),
-        to_longest=_batched_padding(shuffled),
-        sorted=_batched_padding(np.sort(lengths)),
+        to_max_length=_padding(num_tokens, len(ascending) * max_length),
+        to_longest=_batched_padding(np.minimum(rows.lengths[shuffled], max_length), num_tokens),
+        sorted=_batched_padding(ascending, num_tokens),
         packed=0.0,
     )
 
 
-def _batched_padding(lengths: np.ndarray) -> float:
+def _batched_padding(lengths: np.ndarray, num_tokens: int) -> float:
     if not len(lengths):
         return 0.0
     begins = np.arange(0, len(lengths), BATCH_ROWS)
-    widths = -(-np.maximum.reduceat(lengths, begins) // 8) * 8
+    widths = -(-np.maximum.reduceat(lengths, begins).astype(np.int64) // 8) * 8
     rows = np.diff(np.append(begins, len(lengths)))
-    return _padding(int(lengths.sum()), int((widths * rows).sum()))
+    return _padding(num_tokens, int((widths * rows).sum()))
 
 
 def _padding(num_tokens: int, num_computed: int) -> float:
@@ -124,19 +163,51 @@ def _padding(num_tokens: int, num_computed: int) -> float:
 
 
 def _reason(
-    chosen: MaxLengthOption, stats: LengthStats, num_samples: int, num_label_tokens: int
+    chosen: MaxLengthOption,
+    rows: _Rows,
+    stats: LengthStats,
+    longest_ordinary: int,
+    groups: TwoGroups | None,
 ) -> str:
     if not chosen.rows_cut:
-        near = stats.max <= _NARROW * stats.p99
-        why = (
-            f"the longest row, {stats.max} tokens, is within {_NARROW} times p99 ({stats.p99})"
-            if near
-            else f"any shorter choice loses more than {LOST_LABELS_ALLOWED:.0%} of label tokens"
+        why = f"the longest row, {stats.max} tokens, "
+        if stats.max <= _NARROW * stats.p99:
+            why += f"is within {_NARROW} times p99 ({stats.p99})"
+        else:
+            why += f"and those near it hold more than {LOST_LABELS_ALLOWED:.0%} of label tokens"
+        beyond = int((rows.lengths > stats.p95).sum())
+        said = f"Nothing is cut: {why}"
+        if beyond and groups is None:
+            said += (
+                f"; p95 ({stats.p95}) would cut {beyond} {_rows_word(beyond)}, and with "
+                "truncation=error the first of them ends the run"
+            )
+    else:
+        said = cut_words(chosen, len(rows.lengths), int(rows.label_tokens.sum()))
+        said += f"; p99 is {stats.p99} tokens, " + (
+            f"{chosen.rows_cut} {_rows_word(chosen.rows_cut)} up to {stats.max} stand apart"
+            if chosen.max_length >= longest_ordinary
+            else f"the longest row {stats.max}"
         )
-        return f"Nothing is cut: {why}."
-    lost = chosen.label_tokens_lost / max(1, num_label_tokens)
+    if groups is not None:
+        said += (
+            f"; but {groups.short_share:.0%} of the rows are around {groups.short_tokens} tokens "
+            f"and {groups.long_share:.0%} around {groups.long_tokens}, so no one number suits "
+            "both: batch rows by length or train padding-free (model.use_remove_padding=true)"
+        )
+    return f"{said}."
+
+
+def cut_words(option: MaxLengthOption, num_samples: int, num_label_tokens: int) -> str:
+    """Return what a max_length that cuts rows does to them, and to a run, without a stop."""
+    lost = option.label_tokens_lost / max(1, num_label_tokens)
+    empty = option.rows_without_labels
     return (
-        f"It cuts {chosen.rows_cut} of {num_samples} rows with {lost:.2%} of label tokens; "
-        f"p99 is {stats.p99} tokens, and the longest row, {stats.max}, would make padded batches "
-        f"{stats.max / chosen.max_length:.1f} times as wide."
+        f"It cuts {option.rows_cut} of {num_samples} rows with {lost:.2%} of label tokens and "
+        f"leaves {empty} {_rows_word(empty)} without labels; truncation=error would end the run "
+        f"at the first, so set data.truncation=right, left or drop"
     )
+
+
+def _rows_word(count: int) -> str:
+    return "row" if count == 1 else "rows"

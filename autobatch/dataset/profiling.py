@@ -13,18 +13,14 @@ import numpy as np
 
 from autobatch.dataset.advice import advise
 from autobatch.dataset.cache import TokenCache, write_cache
-from autobatch.dataset.files import (
-    DataFile,
-    count_rows,
-    find_files,
-    read_columns,
-    read_rows,
-    revision_of,
-)
-from autobatch.dataset.findings import nothing_left, warnings_of
+from autobatch.dataset.facts import has_compared, what_was_seen
+from autobatch.dataset.files import DataFile, count_rows, find_files, read_rows, revision_of
+from autobatch.dataset.findings import nothing_left
+from autobatch.dataset.for_model import for_model
 from autobatch.dataset.formats import RowFormat, choose_format
 from autobatch.dataset.lengths import length_histogram, length_stats
 from autobatch.dataset.rendering import RENDERING_VERSION, Sample, render_rows
+from autobatch.dataset.row_checks import RowChecks, check_turn_by_turn
 from autobatch.dataset.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
 from autobatch.dataset.truncation import kept_label_tokens
 from autobatch.dataset.turns import Tally
@@ -44,30 +40,37 @@ def profile_lengths(
     model: str | None = None,
     format: str = "auto",
     keys: Mapping[str, str] | None = None,
+    text_only: bool = False,
+    turn_by_turn: str | None = None,
     progress: Progress | None = None,
 ) -> LengthProfile:
     """Return the length profile of files, and keep their ids in a token cache.
 
     The second call for the same files, tokenizer, template and keys reads the first one's
-    answer. `progress` is told (rows done, rows in all or None where files do not say).
+    answer. `turn_by_turn` is how many conversations are rendered message by message too: all,
+    sample or off; None takes what is known, else a sample. `text_only` says that media beside
+    the text are not trained on. `progress` is told (rows done, rows in all or None where files
+    do not say).
 
     Raises:
         DataError: if a file cannot be read, no format matches, or no row can be trained on.
         ModelError: if the tokenizer directory cannot be used.
-        ConfigError: if a format or key name is unknown.
+        ConfigError: if a format, a key name or `turn_by_turn` is unknown.
     """
+    check_turn_by_turn(turn_by_turn)
     found = find_files(files)
     tokenizer_hash = tokenizer_digest(tokenizer_dir)
     fmt = choose_format(found, format=format, keys=keys)
     fingerprint = data_fingerprint(found, fmt, tokenizer_hash)
     directory = cache_root() / "tokens" / fingerprint
     known = _known_profile(directory)
-    if known is not None:
-        return replace(known, model=model, tokenizer=tokenizer_dir)
+    if known is not None and has_compared(known, turn_by_turn):
+        return for_model(replace(known, tokenizer=tokenizer_dir), model=model, text_only=text_only)
 
     tokenizer = load_tokenizer(tokenizer_dir)
     tally = Tally()
-    samples = render_rows(_rows(found, fmt, progress), fmt, tokenizer, tally)
+    checks = RowChecks(tokenizer, turn_by_turn=turn_by_turn or "sample", num_rows=_num_rows(found))
+    samples = render_rows(_rows(found, fmt, progress), fmt, tokenizer, tally, checks)
     names = tuple(file.path for file in found)
     cache = write_cache(directory, _some(samples, tally, names[0]), files=names)
     profile = _describe(
@@ -81,10 +84,12 @@ def profile_lengths(
             revision=revision_of(found),
         ),
         tokenizer=tokenizer,
-        media=_media_columns(found[0]),
+    )
+    profile = what_was_seen(
+        profile, cache, tally=tally, checks=checks, tokenizer=tokenizer, files=found, fmt=fmt
     )
     write_json(directory / "profile.json", profile)
-    return replace(profile, model=model)
+    return for_model(profile, model=model, text_only=text_only)
 
 
 def data_fingerprint(files: Sequence[DataFile], fmt: RowFormat, tokenizer_hash: str) -> str:
@@ -113,8 +118,7 @@ def _known_profile(directory: Path) -> LengthProfile | None:
 def _rows(
     files: Sequence[DataFile], fmt: RowFormat, progress: Progress | None
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    counts = [count_rows(file) for file in files]
-    total = None if None in counts else sum(c for c in counts if c is not None)
+    total = _num_rows(files)
     done = 0
     for file_index, file in enumerate(files):
         for row_index, row in enumerate(read_rows(file, fmt.columns)):
@@ -124,6 +128,11 @@ def _rows(
                 progress(done, total)
     if progress is not None:
         progress(done, total)
+
+
+def _num_rows(files: Sequence[DataFile]) -> int | None:
+    counts = [count_rows(file) for file in files]
+    return None if None in counts else sum(c for c in counts if c is not None)
 
 
 def _some(samples: Iterator[Sample], tally: Tally, where: str) -> Iterator[Sample]:
@@ -137,21 +146,12 @@ def _some(samples: Iterator[Sample], tally: Tally, where: str) -> Iterator[Sampl
         raise DataError(nothing_left(tally, num_samples=num_samples, where=where))
 
 
-def _media_columns(file: DataFile) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name in read_columns(file)
-        if name in ("image", "images", "video", "videos", "audio", "audios")
-    )
-
-
 def _describe(
     cache: TokenCache,
     tally: Tally,
     *,
     data: DataSource,
     tokenizer: Tokenizer,
-    media: tuple[str, ...],
 ) -> LengthProfile:
     advice = advise(
         cache.lengths,
@@ -160,7 +160,6 @@ def _describe(
             cache, indices, max_length=max_length, truncation="right"
         ),
     )
-    num_without = int((cache.label_tokens == 0).sum())
     return LengthProfile(
         data=data,
         model=None,
@@ -171,20 +170,12 @@ def _describe(
         num_rows=tally.num_rows,
         num_samples=cache.num_samples,
         skipped=dict(tally.skipped),
-        num_rows_without_labels=num_without,
+        num_rows_without_labels=int((cache.label_tokens == 0).sum()),
         num_tokens=int(cache.lengths.sum()),
         num_label_tokens=int(cache.label_tokens.sum()),
         length=length_stats(cache.lengths),
         histogram=length_histogram(cache.lengths),
         max_length=advice,
-        warnings=warnings_of(
-            tally,
-            num_rows_without_labels=num_without,
-            advice=advice,
-            has_eos=tokenizer.eos_id is not None,
-            needs_eos=data.format == "text" or tokenizer.template_hash is None,
-            media=media,
-        ),
         longest=_longest(cache),
         skipped_rows={
             reason: tuple(RowPlace(file=data.files[file], row=row) for _, file, row in places)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from autobatch.dataset.formats import RowFormat, value_at
+from autobatch.dataset.row_checks import RowChecks
 from autobatch.dataset.spans import Span, mask_of_spans, spans_by_prefix, spans_by_search
 from autobatch.dataset.tokenizer import Tokenizer
 from autobatch.dataset.turns import (
@@ -57,6 +58,7 @@ def render_rows(
     fmt: RowFormat,
     tokenizer: Tokenizer,
     tally: Tally,
+    checks: RowChecks,
 ) -> Iterator[Sample]:
     """Yield the samples of (file index, row index, row), in order; others are in the tally.
 
@@ -72,7 +74,9 @@ def render_rows(
         number = tally.num_rows
         tally.num_rows += 1
         try:
-            draft = _draft(file_index, row_index, number, row, fmt, tokenizer, find_spans, tally)
+            draft = _draft(
+                file_index, row_index, number, row, fmt, tokenizer, find_spans, tally, checks
+            )
         except RowSkippedError as reason:
             tally.skip(str(reason), (number, file_index, row_index))
             continue
@@ -102,6 +106,7 @@ def _draft(
     tokenizer: Tokenizer,
     find_spans: _SpanFinder,
     tally: Tally,
+    checks: RowChecks,
 ) -> _Draft:
     make = partial(_Draft, file_index=file_index, row_index=row_index, number=number)
     if fmt.name == "text":
@@ -117,15 +122,20 @@ def _draft(
         if tokenizer.template_hash is None:
             if isinstance(prompt, list) or isinstance(response, list):
                 raise no_template(tokenizer, fmt)
-            return make(text=_encodable(prompt), response=_encodable(response))
+            _encodable(prompt + response)
+            checks.texts(
+                (number, file_index, row_index), [("user", prompt), ("assistant", response)]
+            )
+            return make(text=prompt, response=response)
     messages = row_messages(row, fmt, tally)
     tools = row_tools(row, fmt)
     try:
         text = tokenizer.render(messages, tools=tools)
     except Exception as error:  # whatever a template does to say no
-        tally.refusal = tally.refusal or f"{type(error).__name__}: {error}"[:200]
+        tally.refuse(error)
         raise RowSkippedError("template refuses the row") from error
     _encodable(text)
+    checks.conversation((number, file_index, row_index), messages, tools, text)
     spans = find_spans(text, messages, tools)
     if spans is None:
         tally.num_labels_not_found += 1

@@ -21,6 +21,7 @@ _ROLES = {
     "system": "system",
 }
 _EXAMPLES = 5  # rows named for each reason
+_REFUSALS = 50  # words of a template kept apart: it may name something else in each row
 
 
 class RowSkippedError(Exception):
@@ -35,7 +36,7 @@ class Tally:
     skipped: Counter[str] = field(default_factory=Counter)
     # reason -> (number over all files, file index, row index) of the first rows
     examples: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
-    refusal: str | None = None  # the template's own words, first seen
+    refusals: Counter[str] = field(default_factory=Counter)  # the template's own words -> rows
     unknown_roles: Counter[str] = field(default_factory=Counter)
     dropped_parts: Counter[str] = field(default_factory=Counter)
     argument_kinds: Counter[str] = field(default_factory=Counter)
@@ -47,6 +48,12 @@ class Tally:
         rows = self.examples.setdefault(reason, [])
         if len(rows) < _EXAMPLES:
             rows.append(place)
+
+    def refuse(self, error: Exception) -> None:
+        """Count what a template said when it refused a row."""
+        words = f"{type(error).__name__}: {error}"[:200]
+        if words in self.refusals or len(self.refusals) < _REFUSALS:
+            self.refusals[words] += 1
 
 
 def row_messages(row: Mapping[str, Any], fmt: RowFormat, tally: Tally) -> list[dict[str, Any]]:

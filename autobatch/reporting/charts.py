@@ -147,8 +147,8 @@ def _panel(profile: LengthProfile, name: str, lines: dict[str, list[float]]) -> 
         parts.append(tag("line", x1=0, x2="100%", y1=f"{y:.1f}", y2=f"{y:.1f}", class_="grid"))
         parts.append(_text(0, y + 4, f"{100 * share:g}%", anchor="end", dx=-6))
     parts += _token_axis(axis, top + _PANEL, width=_WIDE / 3 - 60)
-    if advised_option(profile):
-        place = axis.place(profile.max_length.recommended)
+    if advised := advised_option(profile):
+        place = axis.place(advised.max_length)
         parts.append(_upright(place, 0, top + _PANEL, "advised"))
     for number, shares in enumerate(lines.values()):
         drawn = " ".join(

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autobatch.config import Config
-from autobatch.records import LengthProfile, Load, Toggles, Trial
+from autobatch.records import LengthProfile, Load, Toggles, Trial, TurnByTurn
 from autobatch.reporting.words import printable
 from autobatch.units import format_count, format_gib, format_secs
 
@@ -50,7 +50,7 @@ def show(renderable: RenderableType, stream: TextIO) -> None:
 
 def profile_facts(profile: LengthProfile) -> Table:
     """Return what was read and how long its rows are."""
-    s = profile.length
+    s, turns = profile.length, profile.turn_by_turn
     return _facts(
         {
             "data": printable(f"{', '.join(profile.data.files)} ({profile.data.format})"),
@@ -64,16 +64,27 @@ def profile_facts(profile: LengthProfile) -> Table:
             f"{format_count(profile.num_label_tokens)} of them label tokens",
             "length": f"mean {s.mean:,.1f}  min {s.min:,}  p50 {s.p50:,}  p90 {s.p90:,}  "
             f"p95 {s.p95:,}  p99 {s.p99:,}  max {s.max:,}",
+            **({"not counted": ", ".join(profile.media)} if profile.media else {}),
+            **({"turn by turn": _turns(turns)} if turns is not None else {}),
         }
+    )
+
+
+def _turns(turns: TurnByTurn) -> str:
+    return (
+        f"{turns.num_rows_differ:,} rows differ from the whole rendering, "
+        f"{turns.num_rows_refused:,} are refused; {turns.num_rows_compared:,} of "
+        f"{turns.num_rows:,} compared"
     )
 
 
 def profile_advice(profile: LengthProfile) -> Group:
     """Return the cost of each max_length, the advised one with its reason, the warnings."""
+    advised = profile.max_length.recommended
     parts: list[RenderableType] = [
         Text("What each max_length costs (padding in % of computed tokens)", style="bold"),
         _curve(profile),
-        Text(f"> max_length {profile.max_length.recommended}", style="bold green"),
+        Text("> no max_length" if advised is None else f"> max_length {advised}", "bold green"),
         Text(profile.max_length.reason),
     ]
     for warning in profile.warnings:

@@ -1,0 +1,82 @@
+"""Add to a profile what was seen beside the lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autobatch.dataset.cache import TokenCache
+from autobatch.dataset.checks import tokenizer_facts, tokenizer_warnings, unknown_id
+from autobatch.dataset.files import DataFile
+from autobatch.dataset.findings import by_gravity, media_warnings, row_warnings
+from autobatch.dataset.formats import RowFormat
+from autobatch.dataset.media import MEDIA_PARTS, media_columns, media_mismatch
+from autobatch.dataset.row_checks import RowChecks
+from autobatch.dataset.token_checks import count_tokens
+from autobatch.dataset.tokenizer import Tokenizer
+from autobatch.dataset.turns import Tally
+from autobatch.records import LengthProfile, RowPlace, TurnByTurn
+
+
+def what_was_seen(
+    profile: LengthProfile,
+    cache: TokenCache,
+    *,
+    tally: Tally,
+    checks: RowChecks,
+    tokenizer: Tokenizer,
+    files: Sequence[DataFile],
+    fmt: RowFormat,
+) -> LengthProfile:
+    """Return the profile with its warnings and facts that hold for any model."""
+    fast = tokenizer.fast
+    counts = count_tokens(
+        cache, unk_id=unknown_id(tokenizer), eos_id=tokenizer.eos_id, bos_id=fast.bos_token_id
+    )
+    columns = media_columns(files[0])
+    warnings = [
+        *row_warnings(tally, checks.tally, num_rows_without_labels=profile.num_rows_without_labels),
+        *media_warnings(
+            columns, media_mismatch(files, fmt, columns) if columns else None, profile.data.files
+        ),
+        *tokenizer_warnings(
+            tokenizer,
+            counts,
+            format=fmt.name,
+            num_samples=profile.num_samples,
+            num_trainable=profile.num_samples - profile.num_rows_without_labels,
+        ),
+    ]
+    parts = tuple(f"{part} parts" for part in tally.dropped_parts if part in MEDIA_PARTS)
+    return replace(
+        profile,
+        warnings=by_gravity(warnings),
+        media=columns + parts,
+        turn_by_turn=_turn_by_turn(checks, profile.data.files),
+        tokenizer_facts=tokenizer_facts(tokenizer, counts.largest_id),
+    )
+
+
+def has_compared(profile: LengthProfile, turn_by_turn: str | None) -> bool:
+    """Return whether a profile answers what is asked about turn-by-turn rendering."""
+    if turn_by_turn in (None, "off") or profile.template_hash is None:
+        return True
+    done = profile.turn_by_turn
+    if done is None:
+        return profile.data.format in ("text", "input_ids")
+    return turn_by_turn == "sample" or done.num_rows_compared == done.num_rows
+
+
+def _turn_by_turn(checks: RowChecks, files: Sequence[str]) -> TurnByTurn | None:
+    turns = checks.tally.turns
+    if checks.mode == "off" or not turns.num_rows_compared:
+        return None
+    return TurnByTurn(
+        num_rows_compared=turns.num_rows_compared,
+        num_rows=turns.num_rows,
+        num_rows_differ=turns.num_rows_differ,
+        num_rows_refused=turns.num_rows_refused,
+        tokens_more=turns.tokens_more,
+        refusal=turns.refusal,
+        rows=tuple(RowPlace(file=files[file], row=row) for _, file, row in turns.places),
+    )
