@@ -393,20 +393,18 @@ def test_a_part_of_the_data_is_called_a_part() -> None:
 
 
 def test_facts_of_later_versions_are_shown() -> None:
-    """A field that the page does not know becomes a line; a sample is called one."""
+    """A field that the page does not know becomes a line, in words."""
 
     @dataclass(frozen=True, kw_only=True)
     class Later(LengthProfile):
-        sampled: dict[str, Any] | None = None
-        turn_by_turn: dict[str, Any] | None = None
+        found_later: dict[str, Any] | None = None
 
     record = Later(
-        **{**vars(profile([5, 9])), "complete": False},
-        sampled={"num_rows_read": 2, "error": 0.015},
-        turn_by_turn={"num_rows_differ": 3, "rows": [{"file": "<a>", "row": 7}]},
+        **vars(profile([5, 9])),
+        found_later={"num_rows_differ": 3, "error": 0.015, "rows": [{"file": "<a>", "row": 7}]},
     )
     text = page_of(record).text
-    for part in ("sampled", "num rows read 2, error 0.015", "num rows differ 3", "file <a>, row 7"):
+    for part in ("Found later", "num rows differ 3, error 0.015", "file <a>, row 7"):
         assert part in text
 
 
