@@ -34,7 +34,17 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     },
     {
         "dataset": (
-            *("files", "formats", "turns", "tokenizer", "spans", "rendering", "truncation"),
+            *(
+                "files",
+                "counting",
+                "formats",
+                "turns",
+                "templates",
+                "tokenizer",
+                "spans",
+                "samples",
+            ),
+            *("encoding", "rendering", "render_worker", "parallel", "interrupting", "truncation"),
             *("cache", "planning", "lengths", "advice", "conversion", "findings", "profiling"),
         ),
         "engine": (

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from autobatch.dataset.advice import advise
 from autobatch.dataset.cache import TokenCache, write_cache
-from autobatch.dataset.files import DataFile, count_rows, find_files, read_columns, read_rows
+from autobatch.dataset.counting import count_all
+from autobatch.dataset.files import DataFile, find_files, read_columns, read_rows
 from autobatch.dataset.findings import nothing_left, warnings_of
 from autobatch.dataset.formats import RowFormat, choose_format
+from autobatch.dataset.interrupting import interrupt_asked
 from autobatch.dataset.lengths import length_histogram, length_stats
-from autobatch.dataset.rendering import RENDERING_VERSION, Sample, render_rows
+from autobatch.dataset.parallel import render_rows
+from autobatch.dataset.rendering import RENDERING_VERSION, Row
+from autobatch.dataset.samples import SampleBatch
 from autobatch.dataset.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
 from autobatch.dataset.truncation import kept_label_tokens
 from autobatch.dataset.turns import Tally
@@ -26,8 +30,16 @@ from autobatch.records import DataSource, LengthProfile, LongRow, RowPlace
 from autobatch.storage import cache_root, read_record, write_json
 
 Progress = Callable[[int, int | None], None]
-_PROGRESS_ROWS = 500
 _LONGEST_ROWS = 20
+
+
+class ProfileInterrupted(KeyboardInterrupt):
+    """The user's interrupt; `profile` tells of the rows that were done."""
+
+    def __init__(self, profile: LengthProfile) -> None:
+        """Keep the profile."""
+        super().__init__(f"{profile.num_rows} rows done")
+        self.profile = profile
 
 
 def profile_lengths(
@@ -48,6 +60,7 @@ def profile_lengths(
         DataError: if a file cannot be read, no format matches, or no row can be trained on.
         ModelError: if the tokenizer directory cannot be used.
         ConfigError: if a format or key name is unknown.
+        ProfileInterrupted: on an interrupt, with the profile of the rows done until then.
     """
     found = find_files(files)
     tokenizer_hash = tokenizer_digest(tokenizer_dir)
@@ -60,9 +73,12 @@ def profile_lengths(
 
     tokenizer = load_tokenizer(tokenizer_dir)
     tally = Tally()
-    samples = render_rows(_rows(found, fmt, progress), fmt, tokenizer, tally)
+    total = count_all(found)
     names = tuple(file.path for file in found)
-    cache = write_cache(directory, _some(samples, tally, names[0]), files=names)
+    with interrupt_asked() as is_asked:
+        batches = render_rows(_rows(found, fmt), fmt, tokenizer, tally, num_rows=total)
+        watched = _watched(batches, tally, names[0], is_asked, progress, total)
+        cache = write_cache(directory, watched, files=names, is_complete=lambda: not is_asked())
     profile = _describe(
         cache,
         tally,
@@ -70,8 +86,11 @@ def profile_lengths(
         tokenizer=tokenizer,
         media=_media_columns(found[0]),
     )
-    write_json(directory / "profile.json", profile)
-    return replace(profile, model=model)
+    write_json(cache.directory / "profile.json", profile)
+    profile = replace(profile, model=model)
+    if not profile.complete:
+        raise ProfileInterrupted(profile)
+    return profile
 
 
 def data_fingerprint(files: Sequence[DataFile], fmt: RowFormat, tokenizer_hash: str) -> str:
@@ -97,30 +116,43 @@ def _known_profile(directory: Path) -> LengthProfile | None:
     return replace(known, cache_dir=str(directory))
 
 
-def _rows(
-    files: Sequence[DataFile], fmt: RowFormat, progress: Progress | None
-) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    counts = [count_rows(file) for file in files]
-    total = None if None in counts else sum(c for c in counts if c is not None)
-    done = 0
+def _rows(files: Sequence[DataFile], fmt: RowFormat) -> Iterator[Row]:
     for file_index, file in enumerate(files):
         for row_index, row in enumerate(read_rows(file, fmt.columns)):
             yield file_index, row_index, row
-            done += 1
-            if progress is not None and done % _PROGRESS_ROWS == 0:
-                progress(done, total)
-    if progress is not None:
-        progress(done, total)
 
 
-def _some(samples: Iterator[Sample], tally: Tally, where: str) -> Iterator[Sample]:
-    """Pass samples on; fail at the end, before the cache is named, if none can be trained on."""
+def _watched(
+    batches: Generator[SampleBatch],
+    tally: Tally,
+    where: str,
+    is_asked: Callable[[], bool],
+    progress: Progress | None,
+    total: int | None,
+) -> Iterator[SampleBatch]:
+    """Pass batches on until an interrupt is asked for, and say how many rows are done.
+
+    Fail at the end, before the cache is named, if no row can be trained on.
+    """
     num_samples = num_label_tokens = 0
-    for sample in samples:
-        num_samples += 1
-        num_label_tokens += int(sample.label_mask.sum())
-        yield sample
+    with closing(batches):
+        if progress is not None:
+            progress(0, total)
+        for batch in batches:
+            num_samples += batch.num_samples
+            num_label_tokens += int(batch.table[:, 1].sum())
+            yield batch
+            if is_asked():
+                break
+            if progress is not None and tally.num_rows != total:
+                # the count may be an estimate, which rows overtake
+                progress(tally.num_rows, total if total and total > tally.num_rows else None)
+        else:
+            if progress is not None:
+                progress(tally.num_rows, tally.num_rows)
     if not num_label_tokens:
+        if is_asked():
+            raise KeyboardInterrupt
         raise DataError(nothing_left(tally, num_samples=num_samples, where=where))
 
 
@@ -154,7 +186,7 @@ def _describe(
         tokenizer=tokenizer.directory,
         template_hash=tokenizer.template_hash,
         cache_dir=str(cache.directory),
-        complete=True,
+        complete=cache.complete,
         num_rows=tally.num_rows,
         num_samples=cache.num_samples,
         skipped=dict(tally.skipped),

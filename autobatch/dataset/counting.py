@@ -1,0 +1,35 @@
+"""Count rows without reading them, for progress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autobatch.dataset.files import DataFile, count_rows
+
+_COUNTED_BYTES = 64 * 2**20  # of a file of lines; a longer one is taken to go on like that
+_CHUNK_BYTES = 2**20
+
+
+def count_all(files: Sequence[DataFile]) -> int | None:
+    """Return about how many rows files have, None where one cannot tell."""
+    counts = [count_rows(file) if file.kind != "jsonl" else _count_lines(file) for file in files]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _count_lines(file: DataFile) -> int | None:
+    num_lines = num_bytes = 0
+    last = b"\n"
+    try:
+        with open(file.path, "rb") as stream:
+            while num_bytes < _COUNTED_BYTES and (chunk := stream.read(_CHUNK_BYTES)):
+                if not num_bytes and not chunk.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+                    return None  # compressed
+                num_lines += chunk.count(b"\n")
+                num_bytes += len(chunk)
+                last = chunk[-1:]
+    except OSError:
+        return None  # remote, or gone: reading the rows says so
+    if num_bytes < file.size_bytes:
+        return round(num_lines * file.size_bytes / num_bytes)
+    return num_lines + (last != b"\n")
