@@ -34,18 +34,10 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     },
     {
         "dataset": (
-            *(
-                "files",
-                "counting",
-                "formats",
-                "turns",
-                "templates",
-                "tokenizer",
-                "spans",
-                "samples",
-            ),
-            *("encoding", "rendering", "render_worker", "parallel", "interrupting", "truncation"),
-            *("cache", "planning", "lengths", "advice", "conversion", "findings", "profiling"),
+            *("files", "formats", "rows", "turns", "templates", "tokenizer", "spans", "samples"),
+            *("encoding", "rendering", "render_worker", "parallel", "truncation", "cache"),
+            *("planning", "lengths", "advice", "conversion", "findings", "sampling", "drawing"),
+            *("interrupting", "profiling"),
         ),
         "engine": (
             *("account", "allocator", "products", "device", "attention", "loss", "activations"),

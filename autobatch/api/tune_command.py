@@ -179,7 +179,13 @@ def _read_profile(
     """Return the profile to take data and model from; None if the settings name the data."""
     path = Path(profile) if profile is not None else out_dir / PROFILE_FILE
     if path.exists():
-        return read_record(LengthProfile, path)
+        known = read_record(LengthProfile, path)
+        if not known.complete:
+            raise AutobatchError(
+                f"{path} tells of a part of the data only, and tuning needs every row; run "
+                "`autobatch profile` again without --sample, and let it finish"
+            )
+        return known
     if profile is None and "data.train_files" in overridden_keys(settings):
         return None
     raise AutobatchError(

@@ -31,12 +31,16 @@ def main() -> None:
 @click.argument("data", nargs=-1, required=True)
 @click.option("--model", metavar="DIR", help="Model directory; its tokenizer is used.")
 @click.option("--tokenizer", metavar="DIR", help="Tokenizer directory, if not the model's.")
+@click.option(
+    "--sample", type=int, metavar="N", help="Estimate from about N rows; the longest stay exact."
+)
 @data_options
 @out_options
 def profile_command(
     data: tuple[str, ...],
     model: str | None,
     tokenizer: str | None,
+    sample: int | None,
     format: str,
     out: str,
     as_json: bool,
@@ -47,17 +51,21 @@ def profile_command(
     Example: autobatch profile train.parquet --model ./Qwen2.5-0.5B
     """
     from autobatch.api import profile
-    from autobatch.cli.screen import Rows, plain_errors, print_result
+    from autobatch.cli.screen import Rows, plain_errors, print_result, whole_or_part
     from autobatch.reporting import profile_table
 
     rows = Rows()
-    with plain_errors(rows):
+    with (
+        plain_errors(rows),
+        whole_or_part(lambda part: print_result(part, profile_table(part), as_json=as_json), rows),
+    ):
         result = profile(
             data,
             model=model,
             tokenizer=tokenizer,
             format=format,
             keys=_given(keys),
+            sample=sample,
             out=out,
             progress=rows.update,
         )

@@ -19,7 +19,6 @@ from autobatch.errors import AutobatchError, DataError
 from autobatch.storage import read_json
 
 _VERSION = 1
-PARTIAL = "-partial"  # ends the name of a folder that holds some of the rows only
 _WRITING = ".writing-"  # what a folder is called while it is written, then host-pid-random
 _STALE_SECS = 24 * 3600
 _NEXT_MOVE = "run autobatch profile again"
@@ -132,8 +131,8 @@ def write_cache(
 ) -> TokenCache:
     """Write samples as they come and return the cache; a reader sees all of it or nothing.
 
-    `is_complete` is asked at the end: some of the rows only go to a folder beside `directory`.
-    What killed writers left there is removed.
+    `is_complete` is asked at the end; where it says no, `partial_name` names the folder. What
+    killed writers left beside it is removed.
 
     Raises:
         DataError: if there are no samples, or the folder cannot be written.
@@ -145,7 +144,7 @@ def write_cache(
         parts.append(_new_folder(directory.parent))
         complete = _write(parts[0], batches, files, is_complete)
         if not complete:
-            directory = directory.with_name(f"{directory.name}{PARTIAL}")
+            directory = partial_name(directory)
         if directory.exists():  # renamed, not removed: its files may be unreadable
             parts.append(_new_folder(directory.parent))
             directory.rename(parts[1])
@@ -162,6 +161,11 @@ def write_cache(
         for part in parts:
             shutil.rmtree(part, ignore_errors=True)
     return TokenCache.open(directory, partial_ok=True)
+
+
+def partial_name(directory: Path) -> Path:
+    """Return what a cache that holds only some of the rows is called."""
+    return directory.with_name(f"{directory.name}-partial")
 
 
 def _new_folder(parent: Path) -> Path:

@@ -21,10 +21,18 @@ _ENCODED_CHARS = 1_000_000  # texts of one call: an encoding takes a hundred tim
 class Trust:
     """Which short cuts gave what the slow ways gave, on the rows compared so far."""
 
-    num_checks_left: int = CHECKED_ROWS
+    num_renders_left: int = CHECKED_ROWS  # to be compared
+    num_searches_left: int = CHECKED_ROWS
     quick: bool = True  # the template called without transformers' preparation
     search: bool = True  # spans found in the text, without rendering it by turns
     ids: bool = True  # labels told from ids, without offsets
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every short cut was tried often enough, or given up."""
+        return not (
+            (self.quick and self.num_renders_left) or (self.search and self.num_searches_left)
+        )
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:

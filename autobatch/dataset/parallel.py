@@ -16,7 +16,8 @@ from typing import Any
 
 from autobatch.dataset.encoding import Trust
 from autobatch.dataset.formats import RowFormat
-from autobatch.dataset.rendering import Renderer, Row
+from autobatch.dataset.rendering import Renderer
+from autobatch.dataset.rows import Row
 from autobatch.dataset.samples import SampleBatch
 from autobatch.dataset.tokenizer import Tokenizer
 from autobatch.dataset.turns import Tally
@@ -59,7 +60,7 @@ def render_rows(
     for number, blobs in enumerate(batches):
         yield _render(renderer, blobs, tally)
         num_bytes += sum(map(len, blobs))
-        learned = not renderer.trust.num_checks_left or number + 1 >= _LEARNING_BATCHES
+        learned = renderer.trust.is_settled or number + 1 >= _LEARNING_BATCHES
         left = 0 if num_rows is None else num_bytes * (num_rows / max(1, tally.num_rows) - 1)
         if num_workers > 1 and learned and left >= _WORTH_BYTES:
             break

@@ -4,42 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from autobatch.dataset.advice import advise
-from autobatch.dataset.cache import TokenCache, write_cache
-from autobatch.dataset.counting import count_all
-from autobatch.dataset.files import DataFile, find_files, read_columns, read_rows
+from autobatch.dataset.cache import TokenCache, partial_name, write_cache
+from autobatch.dataset.drawing import draw_samples, row_sizes
+from autobatch.dataset.files import DataFile, find_files, read_columns
 from autobatch.dataset.findings import nothing_left, warnings_of
 from autobatch.dataset.formats import RowFormat, choose_format
-from autobatch.dataset.interrupting import interrupt_asked
+from autobatch.dataset.interrupting import ProfileInterrupted, Progress, interrupt_asked, watched
 from autobatch.dataset.lengths import length_histogram, length_stats
 from autobatch.dataset.parallel import render_rows
-from autobatch.dataset.rendering import RENDERING_VERSION, Row
-from autobatch.dataset.samples import SampleBatch
+from autobatch.dataset.rendering import RENDERING_VERSION
+from autobatch.dataset.rows import all_rows, count_all
+from autobatch.dataset.sampling import apportion
 from autobatch.dataset.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
 from autobatch.dataset.truncation import kept_label_tokens
 from autobatch.dataset.turns import Tally
-from autobatch.errors import AutobatchError, DataError
+from autobatch.errors import AutobatchError, ConfigError, DataError
 from autobatch.records import DataSource, LengthProfile, LongRow, RowPlace
 from autobatch.storage import cache_root, read_record, write_json
 
-Progress = Callable[[int, int | None], None]
+SMALLEST_SAMPLE = 50
 _LONGEST_ROWS = 20
-
-
-class ProfileInterrupted(KeyboardInterrupt):
-    """The user's interrupt; `profile` tells of the rows that were done."""
-
-    def __init__(self, profile: LengthProfile) -> None:
-        """Keep the profile."""
-        super().__init__(f"{profile.num_rows} rows done")
-        self.profile = profile
 
 
 def profile_lengths(
@@ -49,9 +40,12 @@ def profile_lengths(
     model: str | None = None,
     format: str = "auto",
     keys: Mapping[str, str] | None = None,
+    sample: int | None = None,
     progress: Progress | None = None,
 ) -> LengthProfile:
     """Return the length profile of files, and keep their ids in a token cache.
+
+    With `sample` only about so many rows become tokens, and the profile estimates the whole.
 
     The second call for the same files, tokenizer, template and keys reads the first one's
     answer. `progress` is told (rows done, rows in all or None where files do not say).
@@ -59,38 +53,90 @@ def profile_lengths(
     Raises:
         DataError: if a file cannot be read, no format matches, or no row can be trained on.
         ModelError: if the tokenizer directory cannot be used.
-        ConfigError: if a format or key name is unknown.
+        ConfigError: if a format or key name is unknown, or the sample is too small.
         ProfileInterrupted: on an interrupt, with the profile of the rows done until then.
     """
+    if sample is not None and sample < SMALLEST_SAMPLE:
+        raise ConfigError(
+            f"a sample of {sample} rows tells too little; draw {SMALLEST_SAMPLE} or more"
+        )
     found = find_files(files)
     tokenizer_hash = tokenizer_digest(tokenizer_dir)
     fmt = choose_format(found, format=format, keys=keys)
     fingerprint = data_fingerprint(found, fmt, tokenizer_hash)
     directory = cache_root() / "tokens" / fingerprint
     known = _known_profile(directory)
+    if known is None and sample is not None:
+        known = _known_profile(partial_name(_sample_directory(directory, sample)))
     if known is not None:
         return replace(known, model=model, tokenizer=tokenizer_dir)
 
     tokenizer = load_tokenizer(tokenizer_dir)
-    tally = Tally()
-    total = count_all(found)
     names = tuple(file.path for file in found)
-    with interrupt_asked() as is_asked:
-        batches = render_rows(_rows(found, fmt), fmt, tokenizer, tally, num_rows=total)
-        watched = _watched(batches, tally, names[0], is_asked, progress, total)
-        cache = write_cache(directory, watched, files=names, is_complete=lambda: not is_asked())
-    profile = _describe(
-        cache,
-        tally,
-        data=DataSource(files=names, format=fmt.name, keys=fmt.keys, fingerprint=fingerprint),
-        tokenizer=tokenizer,
-        media=_media_columns(found[0]),
-    )
-    write_json(cache.directory / "profile.json", profile)
+    data = DataSource(files=names, format=fmt.name, keys=fmt.keys, fingerprint=fingerprint)
+    profile = None
+    if sample is not None:
+        profile = _sampled(found, fmt, tokenizer, data, directory, sample, progress)
+    if profile is None:
+        tally = Tally()
+        total = count_all(found)
+        with interrupt_asked() as is_asked:
+            batches = render_rows(all_rows(found, fmt), fmt, tokenizer, tally, num_rows=total)
+            passed = watched(batches, tally, names[0], is_asked, progress, total)
+            cache = write_cache(directory, passed, files=names, is_complete=lambda: not is_asked())
+        media = _media_columns(found[0])
+        profile = _describe(cache, tally, data=data, tokenizer=tokenizer, media=media)
+    assert profile.cache_dir is not None
+    write_json(Path(profile.cache_dir) / "profile.json", profile)
     profile = replace(profile, model=model)
-    if not profile.complete:
+    if not profile.complete and profile.sampled is None:
         raise ProfileInterrupted(profile)
     return profile
+
+
+def _sampled(
+    found: Sequence[DataFile],
+    fmt: RowFormat,
+    tokenizer: Tokenizer,
+    data: DataSource,
+    directory: Path,
+    sample: int,
+    progress: Progress | None,
+) -> LengthProfile | None:
+    """Return the estimate from a sample, None if there are no more rows than it may hold."""
+    sizes, begins = row_sizes(found, fmt)
+    if sample >= len(sizes):
+        return None
+    tally = Tally()
+    draw, batch, weights = draw_samples(
+        found,
+        fmt,
+        tokenizer,
+        tally,
+        num_rows=sample,
+        sizes=sizes,
+        begins=begins,
+        progress=progress,
+    )
+    if not batch.labels.any():
+        where = f"the {tally.num_rows:,} rows drawn from {data.files[0]}"
+        raise DataError(nothing_left(tally, num_samples=batch.num_samples, where=where))
+    cache = write_cache(
+        _sample_directory(directory, sample), [batch], files=data.files, is_complete=lambda: False
+    )
+    media = _media_columns(found[0])
+    profile = _describe(cache, tally, data=data, tokenizer=tokenizer, media=media, weights=weights)
+    num_skipped = len(sizes) - profile.num_samples
+    return replace(
+        profile,
+        num_rows=len(sizes),
+        skipped=apportion(num_skipped, tally.skipped),
+        sampled=draw.sampled,
+    )
+
+
+def _sample_directory(directory: Path, sample: int) -> Path:
+    return directory.with_name(f"{directory.name}-sample{sample}")
 
 
 def data_fingerprint(files: Sequence[DataFile], fmt: RowFormat, tokenizer_hash: str) -> str:
@@ -107,53 +153,14 @@ def data_fingerprint(files: Sequence[DataFile], fmt: RowFormat, tokenizer_hash: 
 
 def _known_profile(directory: Path) -> LengthProfile | None:
     try:
-        cache = TokenCache.open(directory)
+        cache = TokenCache.open(directory, partial_ok=True)
         known = read_record(LengthProfile, directory / "profile.json")
     except AutobatchError:
         return None  # missing, damaged, unreadable or of an older version: written anew
-    if known.num_samples != cache.num_samples or not known.max_length.curve:
+    is_whole = known.complete and cache.complete and known.num_samples == cache.num_samples
+    if not (is_whole or known.sampled) or not known.max_length.curve:
         return None
     return replace(known, cache_dir=str(directory))
-
-
-def _rows(files: Sequence[DataFile], fmt: RowFormat) -> Iterator[Row]:
-    for file_index, file in enumerate(files):
-        for row_index, row in enumerate(read_rows(file, fmt.columns)):
-            yield file_index, row_index, row
-
-
-def _watched(
-    batches: Generator[SampleBatch],
-    tally: Tally,
-    where: str,
-    is_asked: Callable[[], bool],
-    progress: Progress | None,
-    total: int | None,
-) -> Iterator[SampleBatch]:
-    """Pass batches on until an interrupt is asked for, and say how many rows are done.
-
-    Fail at the end, before the cache is named, if no row can be trained on.
-    """
-    num_samples = num_label_tokens = 0
-    with closing(batches):
-        if progress is not None:
-            progress(0, total)
-        for batch in batches:
-            num_samples += batch.num_samples
-            num_label_tokens += int(batch.table[:, 1].sum())
-            yield batch
-            if is_asked():
-                break
-            if progress is not None and tally.num_rows != total:
-                # the count may be an estimate, which rows overtake
-                progress(tally.num_rows, total if total and total > tally.num_rows else None)
-        else:
-            if progress is not None:
-                progress(tally.num_rows, tally.num_rows)
-    if not num_label_tokens:
-        if is_asked():
-            raise KeyboardInterrupt
-        raise DataError(nothing_left(tally, num_samples=num_samples, where=where))
 
 
 def _media_columns(file: DataFile) -> tuple[str, ...]:
@@ -171,15 +178,23 @@ def _describe(
     data: DataSource,
     tokenizer: Tokenizer,
     media: tuple[str, ...],
+    weights: np.ndarray | None = None,
 ) -> LengthProfile:
-    advice = advise(
-        cache.lengths,
-        label_tokens=cache.label_tokens,
-        kept_labels=lambda indices, max_length: kept_label_tokens(
-            cache, indices, max_length=max_length, truncation="right"
-        ),
-    )
-    num_without = int((cache.label_tokens == 0).sum())
+    """Describe the samples of a cache, each standing for so many rows as `weights` says."""
+    population = None if weights is None else np.repeat(np.arange(cache.num_samples), weights)
+    lengths, label_tokens = cache.lengths, cache.label_tokens
+    if population is not None:
+        lengths, label_tokens = lengths[population], label_tokens[population]
+
+    def kept_labels(indices: np.ndarray, max_length: int) -> np.ndarray:
+        if population is None:
+            return kept_label_tokens(cache, indices, max_length=max_length, truncation="right")
+        own, places = np.unique(population[indices], return_inverse=True)
+        kept = kept_label_tokens(cache, own, max_length=max_length, truncation="right")
+        return np.asarray(kept[places])
+
+    advice = advise(lengths, label_tokens=label_tokens, kept_labels=kept_labels)
+    num_without = int((label_tokens == 0).sum())
     return LengthProfile(
         data=data,
         model=None,
@@ -188,13 +203,13 @@ def _describe(
         cache_dir=str(cache.directory),
         complete=cache.complete,
         num_rows=tally.num_rows,
-        num_samples=cache.num_samples,
+        num_samples=len(lengths),
         skipped=dict(tally.skipped),
         num_rows_without_labels=num_without,
-        num_tokens=int(cache.lengths.sum()),
-        num_label_tokens=int(cache.label_tokens.sum()),
-        length=length_stats(cache.lengths),
-        histogram=length_histogram(cache.lengths),
+        num_tokens=int(lengths.sum()),
+        num_label_tokens=int(label_tokens.sum()),
+        length=length_stats(lengths),
+        histogram=length_histogram(lengths),
         max_length=advice,
         warnings=warnings_of(
             tally,

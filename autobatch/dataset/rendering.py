@@ -19,6 +19,7 @@ from autobatch.dataset.encoding import (
     turn_marks,
 )
 from autobatch.dataset.formats import RowFormat, value_at
+from autobatch.dataset.rows import Row
 from autobatch.dataset.samples import SampleBatch, make_batch
 from autobatch.dataset.spans import Span, spans_by_prefix, spans_by_search
 from autobatch.dataset.templates import is_plain
@@ -34,8 +35,6 @@ from autobatch.dataset.turns import (
 from autobatch.errors import DataError
 
 RENDERING_VERSION = 1  # raise it when the ids or labels of any row change: caches are rebuilt
-
-Row = tuple[int, int, Mapping[str, Any]]  # file index, row in that file, what it holds
 
 
 class Renderer:
@@ -68,7 +67,7 @@ class Renderer:
 
     def render(self, rows: Sequence[Row], tally: Tally) -> SampleBatch:
         """Return the samples of some rows, in order; what became no sample is in the tally."""
-        self._is_new, self._has_compared = self.trust.num_checks_left > 0, False
+        self._is_new, self._has_compared = not self.trust.is_settled, False
         places: list[tuple[int, int, int]] = []
         prepared: list[Any] = []
         for file_index, row_index, row in rows:
@@ -123,8 +122,9 @@ class Renderer:
             text = quick(messages, tools)
         except Exception:  # the words of a refusal are those of the whole way
             return self._tokenizer.render(messages, tools=tools)
-        if self.trust.num_checks_left or not self._has_compared:
+        if self.trust.num_renders_left or not self._has_compared:
             self._has_compared = True
+            self.trust.num_renders_left = max(0, self.trust.num_renders_left - 1)
             whole = self._tokenizer.render(messages, tools=tools)
             self.trust.quick = text == whole
             return whole
@@ -138,13 +138,13 @@ class Renderer:
         found = None
         if self.trust.search:
             found = spans_by_search(text, messages, **self._turn)
-            if found is not None and not self.trust.num_checks_left:
+            if found is not None and not self.trust.num_searches_left:
                 return found
         render = partial(self._tokenizer.render, tools=tools)
         by_prefix = spans_by_prefix(text, messages, render, **self._turn)
         if found is None:
             return by_prefix
-        self.trust.num_checks_left -= 1
+        self.trust.num_searches_left -= 1
         if by_prefix is not None and by_prefix != found:
             self.trust.search = False
             return by_prefix

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autobatch.config import Config
-from autobatch.records import LengthProfile, Load, Toggles, Trial
+from autobatch.records import LengthProfile, Load, SampledRows, Toggles, Trial
 from autobatch.units import format_count, format_gib, format_secs
 
 PIPE_COLUMNS = 80
@@ -55,16 +55,31 @@ def profile_facts(profile: LengthProfile) -> Table:
             "data": f"{', '.join(profile.data.files)} ({profile.data.format})",
             "tokenizer": profile.tokenizer,
             "rows": f"{format_count(profile.num_rows)}, of which "
-            f"{format_count(profile.num_samples)} rendered"
-            + ("" if profile.complete else " (a part of the data only)"),
+            f"{format_count(profile.num_samples)} rendered{_part(profile)}",
             "skipped": ", ".join(f"{n:,} {why}" for why, n in profile.skipped.items()) or "0",
             "without labels": format_count(profile.num_rows_without_labels),
             "tokens": f"{format_count(profile.num_tokens)}, "
             f"{format_count(profile.num_label_tokens)} of them label tokens",
             "length": f"mean {s.mean:,.1f}  min {s.min:,}  p50 {s.p50:,}  p90 {s.p90:,}  "
             f"p95 {s.p95:,}  p99 {s.p99:,}  max {s.max:,}",
+            **_errors(profile.sampled),
         }
     )
+
+
+def _part(profile: LengthProfile) -> str:
+    if profile.sampled is not None:
+        return f" (estimated from {format_count(profile.sampled.num_rows_read)} rows)"
+    return "" if profile.complete else " (a part of the data only)"
+
+
+def _errors(sampled: SampledRows | None) -> dict[str, str]:
+    if sampled is None:
+        return {}
+    errors = "  ".join(f"{name} {tokens:,}" for name, tokens in sampled.error_tokens.items())
+    return {
+        "error at 95 %": f"{errors} tokens; {sampled.num_tokens_error_fraction:.1%} of all tokens"
+    }
 
 
 def profile_advice(profile: LengthProfile) -> Group:

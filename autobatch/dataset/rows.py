@@ -1,13 +1,24 @@
-"""Count rows without reading them, for progress."""
+"""Walk over the rows of all files, or count them without reading."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from autobatch.dataset.files import DataFile, count_rows
+from autobatch.dataset.files import DataFile, count_rows, read_rows
+from autobatch.dataset.formats import RowFormat
+
+Row = tuple[int, int, Mapping[str, Any]]  # file index, row in that file, what it holds
 
 _COUNTED_BYTES = 64 * 2**20  # of a file of lines; a longer one is taken to go on like that
 _CHUNK_BYTES = 2**20
+
+
+def all_rows(files: Sequence[DataFile], fmt: RowFormat) -> Iterator[Row]:
+    """Yield the rows of all files in order, with the columns that the format names."""
+    for file_index, file in enumerate(files):
+        for row_index, row in enumerate(read_rows(file, fmt.columns)):
+            yield file_index, row_index, row
 
 
 def count_all(files: Sequence[DataFile]) -> int | None:
