@@ -119,11 +119,19 @@ def test_failed_profile_leaves_no_files(tmp_path, tokenizer):
 
 
 def test_progress_counts_rows_of_the_total(tmp_path, tokenizer):
-    """Parquet tells its total; the last call says that all rows are done."""
+    """The first call begins the count, the last one says that all rows are done, once."""
     calls = []
-    file = write_parquet(tmp_path / "c.parquet", ROWS * 200)
+    file = write_parquet(tmp_path / "c.parquet", ROWS * 600)
     profile_lengths([file], tokenizer_dir=tokenizer, progress=lambda *call: calls.append(call))
-    assert calls == [(500, 800), (800, 800)]
+    assert calls == [(0, 2400), (1008, 2400), (2016, 2400), (2400, 2400)]
+
+
+def test_lines_are_counted_for_progress(tmp_path, tokenizer):
+    """A jsonl file has a total too, so that the remaining time can be told."""
+    calls = []
+    file = write_jsonl(tmp_path / "c.jsonl", ROWS * 600)
+    profile_lengths([file], tokenizer_dir=tokenizer, progress=lambda *call: calls.append(call))
+    assert calls == [(0, 2400), (1008, 2400), (2016, 2400), (2400, 2400)]
 
 
 def test_unwritable_cache_is_one_sentence(tmp_path, tokenizer, monkeypatch):

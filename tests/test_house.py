@@ -39,10 +39,11 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     {
         "dataset": (
             *("splits", "remote", "hub_errors", "hub", "stored", "text_rows", "arrow_rows"),
-            *("sources", "files", "formats", "turns", "tokenizer", "spans", "turn_by_turn"),
-            *("row_checks", "rendering", "truncation", "cache", "shipped", "planning", "lengths"),
-            *("advice", "conversion", "token_checks", "checks", "media", "findings", "for_model"),
-            *("facts", "profiling"),
+            *("sources", "files", "formats", "rows", "turns", "templates", "tokenizer", "spans"),
+            *("turn_by_turn", "row_checks", "samples", "encoding", "rendering", "render_worker"),
+            *("parallel", "truncation", "cache", "shipped", "planning", "lengths", "advice"),
+            *("conversion", "token_checks", "checks", "media", "findings", "for_model", "facts"),
+            *("sampling", "drawing", "interrupting", "profiling"),
         ),
         "engine": (
             *("account", "allocator", "products", "device", "attention", "loss", "activations"),
@@ -50,8 +51,8 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
             *("language_model", "build", "step", "state"),
         ),
         "reporting": (
-            *("sources", "scales", "words", "tables", "cards", "pictures", "progress", "fonts"),
-            *("png", "markup", "charts", "sections", "page", "drawing"),
+            *("sources", "scales", "words", "tables", "cards", "profile_tables", "pictures"),
+            *("progress", "fonts", "png", "markup", "charts", "sections", "page", "drawing"),
         ),
     },
     {

@@ -340,7 +340,32 @@ def test_profile_progress_shows_the_rate():
     now[0] = 2.0
     progress.update(1000, 4000)
     progress.close()
-    assert "rows 1,000/4,000  500 rows/s\n" == stream.getvalue()
+    assert "rows 1,000/4,000  500 rows/s  6.0 s left\n" == stream.getvalue()
+
+
+def test_profile_progress_counts_from_the_first_row_on():
+    """Loading the tokenizer is no part of the rate, and the last line comes once."""
+    stream, now = io.StringIO(), [0.0]
+    progress = ProfileProgress(None, stream, clock=lambda: now[0])
+    for now[0], num_done in ((50.0, 0), (52.0, 1000), (70.0, 10_000)):
+        progress.update(num_done, 10_000)
+    progress.close()
+    progress.close()
+    assert stream.getvalue().splitlines() == [
+        "rows 1,000/10,000  500 rows/s  18.0 s left",
+        "rows 10,000/10,000  500 rows/s",
+    ]
+
+
+def test_profile_progress_without_a_total_tells_no_end():
+    """Where nobody knows how many rows there are, no time is invented; no time gives no rate."""
+    stream, now = io.StringIO(), [0.0]
+    progress = ProfileProgress(None, stream, clock=lambda: now[0])
+    progress.update(500)
+    now[0] = 20.0
+    progress.update(1000)
+    progress.close()
+    assert stream.getvalue().splitlines() == ["rows 500  - rows/s", "rows 1,000  50 rows/s"]
 
 
 def test_a_tail_returns_whole_new_rows(tmp_path):

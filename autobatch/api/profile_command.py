@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from autobatch.api.inputs import RowProgress, Talk, data_name, model_dir
+from autobatch.dataset.interrupting import ProfileInterrupted
 from autobatch.dataset.profiling import profile_lengths
 from autobatch.errors import ConfigError
 from autobatch.hardware.environment import describe
@@ -24,6 +25,7 @@ def profile(
     keys: Mapping[str, str] | None = None,
     text_only: bool = False,
     turn_by_turn: str = "sample",
+    sample: int | None = None,
     out: str | Path = DEFAULT_OUT,
     progress: RowProgress | None = None,
     pictures: bool = True,
@@ -32,6 +34,7 @@ def profile(
 ) -> LengthProfile:
     """Measure token lengths, keep the ids in the token cache, and write `out`/profile.json.
 
+    With `sample` only about so many rows are read, and the profile estimates the whole.
     `pictures` draws profile.png and profile.html beside it, else old ones are removed;
     `command` is what the user typed. `talk` is told what could not be drawn.
     `text_only` asks for a max_length in spite of images and the like beside the text;
@@ -39,6 +42,7 @@ def profile(
     those that differ: all, sample or off.
 
     Raises:
+        ProfileInterrupted: on an interrupt; the profile of the rows done is written then too.
         AutobatchError: if files, columns or tokenizer cannot be used.
     """
     source = tokenizer or model
@@ -48,16 +52,22 @@ def profile(
             "--tokenizer"
         )
     folder = None if model is None else model_dir(model)
-    result = profile_lengths(
-        [data_name(name) for name in data],
-        tokenizer_dir=folder if folder and source == model else model_dir(source),
-        model=folder,
-        format=format,
-        keys=keys,
-        text_only=text_only,
-        turn_by_turn=turn_by_turn,
-        progress=progress,
-    )
+    try:
+        result = profile_lengths(
+            [data_name(name) for name in data],
+            tokenizer_dir=folder if folder and source == model else model_dir(source),
+            model=folder,
+            format=format,
+            keys=keys,
+            text_only=text_only,
+            turn_by_turn=turn_by_turn,
+            sample=sample,
+            progress=progress,
+        )
+    except ProfileInterrupted as interrupt:
+        write_json(make_out_dir(Path(out)) / PROFILE_FILE, interrupt.profile)
+        remove_drawings(Path(out))
+        raise
     out_dir = make_out_dir(Path(out))
     write_json(out_dir / PROFILE_FILE, result)
     if pictures:

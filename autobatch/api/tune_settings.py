@@ -81,6 +81,11 @@ def read_profile(
     path = Path(profile) if profile is not None else out_dir / PROFILE_FILE
     if path.is_file() or (profile is None and path.exists()):
         known = read_record(LengthProfile, path)
+        if not known.complete:
+            raise AutobatchError(
+                f"{path} tells of a part of the data only, and tuning needs every row; run "
+                "`autobatch profile` again without --sample, and let it finish"
+            )
     elif profile is not None:
         known = shipped_profile(str(profile))
     elif names_data:

@@ -18,6 +18,7 @@ from autobatch.cli.options import (
     data_options,
     machine_options,
     out_options,
+    profile_options,
     split_settings,
     tune_options,
 )
@@ -31,19 +32,7 @@ def main() -> None:
 
 @main.command("profile")
 @click.argument("data", nargs=-1, required=True)
-@click.option(
-    "--model", metavar="DIR", help="Model directory or OWNER/NAME; its tokenizer is used."
-)
-@click.option("--tokenizer", metavar="DIR", help="Tokenizer, if not the model's.")
-@click.option(
-    "--text-only", is_flag=True, help="Advise a max_length though rows hold images or the like."
-)
-@click.option(
-    "--turn-by-turn",
-    default="sample",
-    show_default=True,
-    help="all, sample or off: conversations compared with rendering message by message.",
-)
+@profile_options
 @data_options
 @click.option("--no-pictures", is_flag=True, help="Write no profile.png and no profile.html.")
 @out_options
@@ -53,6 +42,7 @@ def profile_command(
     tokenizer: str | None,
     text_only: bool,
     turn_by_turn: str,
+    sample: int | None,
     format: str,
     no_pictures: bool,
     out: str,
@@ -66,11 +56,14 @@ def profile_command(
     Example: autobatch profile openai/gsm8k:main --model Qwen/Qwen3-0.6B
     """
     from autobatch.api import profile
-    from autobatch.cli.screen import Rows, plain_errors, print_result, talk
+    from autobatch.cli.screen import Rows, plain_errors, print_result, talk, whole_or_part
     from autobatch.reporting import profile_table
 
     rows = Rows()
-    with plain_errors(rows):
+    with (
+        plain_errors(rows),
+        whole_or_part(lambda part: print_result(part, profile_table(part), as_json=as_json), rows),
+    ):
         result = profile(
             data,
             model=model,
@@ -79,6 +72,7 @@ def profile_command(
             keys=_given(keys),
             text_only=text_only,
             turn_by_turn=turn_by_turn,
+            sample=sample,
             out=out,
             progress=rows.update,
             pictures=not no_pictures,

@@ -90,6 +90,38 @@ def out_options(command: Command) -> Command:
     )
 
 
+def profile_options(command: Command) -> Command:
+    """Whose tokens, and how much is looked at."""
+    return _all(
+        (
+            click.option(
+                "--model",
+                metavar="DIR",
+                help="Model directory or OWNER/NAME; its tokenizer is used.",
+            ),
+            click.option("--tokenizer", metavar="DIR", help="Tokenizer, if not the model's."),
+            click.option(
+                "--text-only",
+                is_flag=True,
+                help="Advise a max_length though rows hold images or the like.",
+            ),
+            click.option(
+                "--turn-by-turn",
+                default="sample",
+                show_default=True,
+                help="all, sample or off: conversations compared with rendering by message.",
+            ),
+            click.option(
+                "--sample",
+                type=int,
+                metavar="N",
+                help="Estimate from about N rows; the longest stay exact.",
+            ),
+        ),
+        command,
+    )
+
+
 def data_options(command: Command) -> Command:
     """How rows become text."""
     return _all(

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -17,6 +17,7 @@ import click
 from rich.console import RenderableType
 
 from autobatch.api import TuneReport
+from autobatch.dataset.interrupting import ProfileInterrupted
 from autobatch.errors import AutobatchError
 from autobatch.records import LengthProfile, Trial
 from autobatch.reporting import ProfileProgress, RunProgress, profile_table, show, trial_line
@@ -117,6 +118,21 @@ class Steps:
         """Leave the last state on the screen."""
         if self._progress is not None:
             self._progress.close()
+
+
+@contextmanager
+def whole_or_part(show_part: Callable[[LengthProfile], None], rows: Rows) -> Iterator[None]:
+    """Show what an interrupted profile knows, say that it is a part, and exit with 130."""
+    try:
+        yield
+    except ProfileInterrupted as interrupt:
+        rows.close()
+        show_part(interrupt.profile)
+        talk(
+            f"autobatch: interrupted after {interrupt.profile.num_rows:,} rows; the profile is of "
+            "these alone, run it again for the whole"
+        )
+        raise SystemExit(128 + signal.SIGINT) from interrupt
 
 
 @contextmanager

@@ -8,13 +8,13 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from autobatch.dataset.rendering import Sample
+from autobatch.dataset.samples import SampleBatch
 from autobatch.errors import AutobatchError, DataError
 from autobatch.storage import read_json
 
@@ -39,10 +39,11 @@ class TokenCache:
     tokens: np.ndarray  # int32 (T,)
     labels: np.ndarray  # uint8 (T,), 1 = label
     sources: np.ndarray  # int64 (N, 2): file index, row index
+    complete: bool = True  # False: some of the rows only, by --sample or an interrupt
 
     @classmethod
-    def open(cls, directory: str | Path) -> TokenCache:
-        """Return the cache in a directory.
+    def open(cls, directory: str | Path, *, partial_ok: bool = False) -> TokenCache:
+        """Return the cache in a directory; one of some of the rows only where `partial_ok`.
 
         Raises:
             DataError: if it is missing, incomplete or of another version.
@@ -56,6 +57,12 @@ class TokenCache:
                 raise DataError(
                     f"token cache {folder} has version {meta['version']}, this autobatch reads "
                     f"{_VERSION}; {_NEXT_MOVE}"
+                )
+            complete = bool(meta.get("complete", True))
+            if not complete and not partial_ok:
+                raise DataError(
+                    f"token cache {folder} holds only some of the rows; {_NEXT_MOVE}, without "
+                    "--sample, and let it finish"
                 )
             num_samples, num_tokens = int(meta["num_samples"]), int(meta["num_tokens"])
             table = _map(folder / "samples.bin", np.int64, (num_samples, 4))
@@ -91,6 +98,7 @@ class TokenCache:
             tokens=tokens,
             labels=labels,
             sources=table[:, 2:],
+            complete=complete,
         )
 
     @property
@@ -114,10 +122,17 @@ class TokenCache:
         return self.files[int(file_index)], int(row_index)
 
 
-def write_cache(directory: Path, samples: Iterable[Sample], *, files: Sequence[str]) -> TokenCache:
+def write_cache(
+    directory: Path,
+    batches: Iterable[SampleBatch],
+    *,
+    files: Sequence[str],
+    is_complete: Callable[[], bool] = lambda: True,
+) -> TokenCache:
     """Write samples as they come and return the cache; a reader sees all of it or nothing.
 
-    What killed writers left beside it is removed.
+    `is_complete` is asked at the end; where it says no, `partial_name` names the folder. What
+    killed writers left beside it is removed.
 
     Raises:
         DataError: if there are no samples, or the folder cannot be written.
@@ -127,14 +142,16 @@ def write_cache(directory: Path, samples: Iterable[Sample], *, files: Sequence[s
         directory.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(directory.parent)
         parts.append(_new_folder(directory.parent))
-        _write(parts[0], samples, files)
+        complete = _write(parts[0], batches, files, is_complete)
+        if not complete:
+            directory = partial_name(directory)
         if directory.exists():  # renamed, not removed: its files may be unreadable
             parts.append(_new_folder(directory.parent))
             directory.rename(parts[1])
         parts[0].rename(directory)
     except OSError as error:
         try:
-            return TokenCache.open(directory)  # another process was first
+            return TokenCache.open(directory, partial_ok=True)  # another process was first
         except DataError:
             raise DataError(
                 f"cannot write the token cache {directory}: {error.strerror or error}; "
@@ -143,7 +160,12 @@ def write_cache(directory: Path, samples: Iterable[Sample], *, files: Sequence[s
     finally:
         for part in parts:
             shutil.rmtree(part, ignore_errors=True)
-    return TokenCache.open(directory)
+    return TokenCache.open(directory, partial_ok=True)
+
+
+def partial_name(directory: Path) -> Path:
+    """Return what a cache that holds only some of the rows is called."""
+    return directory.with_name(f"{directory.name}-partial")
 
 
 def _new_folder(parent: Path) -> Path:
@@ -173,37 +195,39 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _write(folder: Path, samples: Iterable[Sample], files: Sequence[str]) -> None:
+def _write(
+    folder: Path,
+    batches: Iterable[SampleBatch],
+    files: Sequence[str],
+    is_complete: Callable[[], bool],
+) -> bool:
     num_samples = num_tokens = 0
     with (
         (folder / "tokens.bin").open("wb") as tokens,
         (folder / "labels.bin").open("wb") as labels,
         (folder / "samples.bin").open("wb") as table,
     ):
-        for sample in samples:
-            tokens.write(sample.ids.tobytes())
-            labels.write(sample.label_mask.astype(np.uint8).tobytes())
-            row = (
-                len(sample.ids),
-                int(sample.label_mask.sum()),
-                sample.file_index,
-                sample.row_index,
-            )
-            table.write(np.array(row, dtype=np.int64).tobytes())
-            num_samples += 1
-            num_tokens += len(sample.ids)
+        for batch in batches:
+            tokens.write(batch.ids.data)
+            labels.write(batch.labels.data)
+            table.write(batch.table.data)
+            num_samples += batch.num_samples
+            num_tokens += len(batch.ids)
         for stream in (tokens, labels, table):
             stream.flush()
             os.fsync(stream.fileno())
+    complete = is_complete()
     if not num_samples:
-        return  # the caller says why nothing was left
+        return complete  # the caller says why nothing was left
     meta = {
         "version": _VERSION,
         "num_samples": num_samples,
         "num_tokens": num_tokens,
         "files": list(files),
+        "complete": complete,
     }
     (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    return complete
 
 
 def _map(path: Path, dtype: type, shape: tuple[int, ...]) -> np.ndarray:

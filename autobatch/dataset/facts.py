@@ -43,8 +43,8 @@ def what_was_seen(
             tokenizer,
             counts,
             format=fmt.name,
-            num_samples=profile.num_samples,
-            num_trainable=profile.num_samples - profile.num_rows_without_labels,
+            num_samples=cache.num_samples,
+            num_trainable=int((cache.label_tokens > 0).sum()),
         ),
     ]
     parts = tuple(f"{part} parts" for part in tally.dropped_parts if part in MEDIA_PARTS)

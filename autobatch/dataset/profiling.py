@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from autobatch.dataset.advice import advise
-from autobatch.dataset.cache import TokenCache, write_cache
+from autobatch.dataset.cache import TokenCache, partial_name, write_cache
+from autobatch.dataset.drawing import draw_samples, row_sizes
 from autobatch.dataset.facts import has_compared, what_was_seen
-from autobatch.dataset.files import DataFile, count_rows, find_files, read_rows, revision_of
+from autobatch.dataset.files import DataFile, find_files, revision_of
 from autobatch.dataset.findings import nothing_left
 from autobatch.dataset.for_model import for_model
 from autobatch.dataset.formats import RowFormat, choose_format
+from autobatch.dataset.interrupting import ProfileInterrupted, Progress, interrupt_asked, watched
 from autobatch.dataset.lengths import length_histogram, length_stats
-from autobatch.dataset.rendering import RENDERING_VERSION, Sample, render_rows
+from autobatch.dataset.parallel import render_rows
+from autobatch.dataset.rendering import RENDERING_VERSION
 from autobatch.dataset.row_checks import RowChecks, check_turn_by_turn
+from autobatch.dataset.rows import all_rows, count_all
+from autobatch.dataset.sampling import apportion
 from autobatch.dataset.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
 from autobatch.dataset.truncation import kept_label_tokens
 from autobatch.dataset.turns import Tally
-from autobatch.errors import AutobatchError, DataError
+from autobatch.errors import AutobatchError, ConfigError, DataError
 from autobatch.records import DataSource, LengthProfile, LongRow, RowPlace
 from autobatch.storage import cache_root, read_record, write_json
 
-Progress = Callable[[int, int | None], None]
-_PROGRESS_ROWS = 500
+SMALLEST_SAMPLE = 50
 _LONGEST_ROWS = 20
 
 
@@ -42,9 +45,12 @@ def profile_lengths(
     keys: Mapping[str, str] | None = None,
     text_only: bool = False,
     turn_by_turn: str | None = None,
+    sample: int | None = None,
     progress: Progress | None = None,
 ) -> LengthProfile:
     """Return the length profile of files, and keep their ids in a token cache.
+
+    With `sample` only about so many rows become tokens, and the profile estimates the whole.
 
     The second call for the same files, tokenizer, template and keys reads the first one's
     answer. `turn_by_turn` is how many conversations are rendered message by message too: all,
@@ -55,8 +61,13 @@ def profile_lengths(
     Raises:
         DataError: if a file cannot be read, no format matches, or no row can be trained on.
         ModelError: if the tokenizer directory cannot be used.
-        ConfigError: if a format, a key name or `turn_by_turn` is unknown.
+        ConfigError: if a format, a key name or `turn_by_turn` is unknown, or the sample too small.
+        ProfileInterrupted: on an interrupt, with the profile of the rows done until then.
     """
+    if sample is not None and sample < SMALLEST_SAMPLE:
+        raise ConfigError(
+            f"a sample of {sample} rows tells too little; draw {SMALLEST_SAMPLE} or more"
+        )
     check_turn_by_turn(turn_by_turn)
     found = find_files(files)
     tokenizer_hash = tokenizer_digest(tokenizer_dir)
@@ -64,32 +75,93 @@ def profile_lengths(
     fingerprint = data_fingerprint(found, fmt, tokenizer_hash)
     directory = cache_root() / "tokens" / fingerprint
     known = _known_profile(directory)
+    if known is None and sample is not None:
+        known = _known_profile(partial_name(_sample_directory(directory, sample)))
     if known is not None and has_compared(known, turn_by_turn):
         return for_model(replace(known, tokenizer=tokenizer_dir), model=model, text_only=text_only)
 
     tokenizer = load_tokenizer(tokenizer_dir)
-    tally = Tally()
-    checks = RowChecks(tokenizer, turn_by_turn=turn_by_turn or "sample", num_rows=_num_rows(found))
-    samples = render_rows(_rows(found, fmt, progress), fmt, tokenizer, tally, checks)
     names = tuple(file.path for file in found)
-    cache = write_cache(directory, _some(samples, tally, names[0]), files=names)
-    profile = _describe(
-        cache,
-        tally,
-        data=DataSource(
-            files=names,
-            format=fmt.name,
-            keys=fmt.keys,
-            fingerprint=fingerprint,
-            revision=revision_of(found),
-        ),
-        tokenizer=tokenizer,
+    data = DataSource(
+        files=names,
+        format=fmt.name,
+        keys=fmt.keys,
+        fingerprint=fingerprint,
+        revision=revision_of(found),
     )
+    mode = turn_by_turn or "sample"
+    profile = None
+    if sample is not None:
+        profile = _sampled(found, fmt, tokenizer, data, directory, sample, mode, progress)
+    if profile is None:
+        tally, total = Tally(), count_all(found)
+        checks = RowChecks(tokenizer, turn_by_turn=mode, num_rows=total)
+        with interrupt_asked() as is_asked:
+            batches = render_rows(
+                all_rows(found, fmt), fmt, tokenizer, tally, checks, num_rows=total
+            )
+            passed = watched(batches, tally, names[0], is_asked, progress, total)
+            cache = write_cache(directory, passed, files=names, is_complete=lambda: not is_asked())
+        profile = _describe(cache, tally, data=data, tokenizer=tokenizer)
+        profile = what_was_seen(
+            profile, cache, tally=tally, checks=checks, tokenizer=tokenizer, files=found, fmt=fmt
+        )
+    assert profile.cache_dir is not None
+    write_json(Path(profile.cache_dir) / "profile.json", profile)
+    profile = for_model(profile, model=model, text_only=text_only)
+    if not profile.complete and profile.sampled is None:
+        raise ProfileInterrupted(profile)
+    return profile
+
+
+def _sampled(
+    found: Sequence[DataFile],
+    fmt: RowFormat,
+    tokenizer: Tokenizer,
+    data: DataSource,
+    directory: Path,
+    sample: int,
+    turn_by_turn: str,
+    progress: Progress | None,
+) -> LengthProfile | None:
+    """Return the estimate from a sample, None if there are no more rows than it may hold."""
+    sizes, begins = row_sizes(found, fmt)
+    if sample >= len(sizes):
+        return None
+    tally = Tally()
+    checks = RowChecks(tokenizer, turn_by_turn=turn_by_turn, num_rows=sample)
+    draw, batch, weights = draw_samples(
+        found,
+        fmt,
+        tokenizer,
+        tally,
+        checks,
+        num_rows=sample,
+        sizes=sizes,
+        begins=begins,
+        progress=progress,
+    )
+    if not batch.labels.any():
+        where = f"the {tally.num_rows:,} rows drawn from {data.files[0]}"
+        raise DataError(nothing_left(tally, num_samples=batch.num_samples, where=where))
+    cache = write_cache(
+        _sample_directory(directory, sample), [batch], files=data.files, is_complete=lambda: False
+    )
+    profile = _describe(cache, tally, data=data, tokenizer=tokenizer, weights=weights)
     profile = what_was_seen(
         profile, cache, tally=tally, checks=checks, tokenizer=tokenizer, files=found, fmt=fmt
     )
-    write_json(directory / "profile.json", profile)
-    return for_model(profile, model=model, text_only=text_only)
+    num_skipped = len(sizes) - profile.num_samples
+    return replace(
+        profile,
+        num_rows=len(sizes),
+        skipped=apportion(num_skipped, tally.skipped),
+        sampled=draw.sampled,
+    )
+
+
+def _sample_directory(directory: Path, sample: int) -> Path:
+    return directory.with_name(f"{directory.name}-sample{sample}")
 
 
 def data_fingerprint(files: Sequence[DataFile], fmt: RowFormat, tokenizer_hash: str) -> str:
@@ -106,44 +178,14 @@ def data_fingerprint(files: Sequence[DataFile], fmt: RowFormat, tokenizer_hash: 
 
 def _known_profile(directory: Path) -> LengthProfile | None:
     try:
-        cache = TokenCache.open(directory)
+        cache = TokenCache.open(directory, partial_ok=True)
         known = read_record(LengthProfile, directory / "profile.json")
     except AutobatchError:
         return None  # missing, damaged, unreadable or of an older version: written anew
-    if known.num_samples != cache.num_samples or not known.max_length.curve:
+    is_whole = known.complete and cache.complete and known.num_samples == cache.num_samples
+    if not (is_whole or known.sampled) or not known.max_length.curve:
         return None
     return replace(known, cache_dir=str(directory))
-
-
-def _rows(
-    files: Sequence[DataFile], fmt: RowFormat, progress: Progress | None
-) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    total = _num_rows(files)
-    done = 0
-    for file_index, file in enumerate(files):
-        for row_index, row in enumerate(read_rows(file, fmt.columns)):
-            yield file_index, row_index, row
-            done += 1
-            if progress is not None and done % _PROGRESS_ROWS == 0:
-                progress(done, total)
-    if progress is not None:
-        progress(done, total)
-
-
-def _num_rows(files: Sequence[DataFile]) -> int | None:
-    counts = [count_rows(file) for file in files]
-    return None if None in counts else sum(c for c in counts if c is not None)
-
-
-def _some(samples: Iterator[Sample], tally: Tally, where: str) -> Iterator[Sample]:
-    """Pass samples on; fail at the end, before the cache is named, if none can be trained on."""
-    num_samples = num_label_tokens = 0
-    for sample in samples:
-        num_samples += 1
-        num_label_tokens += int(sample.label_mask.sum())
-        yield sample
-    if not num_label_tokens:
-        raise DataError(nothing_left(tally, num_samples=num_samples, where=where))
 
 
 def _describe(
@@ -152,29 +194,37 @@ def _describe(
     *,
     data: DataSource,
     tokenizer: Tokenizer,
+    weights: np.ndarray | None = None,
 ) -> LengthProfile:
-    advice = advise(
-        cache.lengths,
-        label_tokens=cache.label_tokens,
-        kept_labels=lambda indices, max_length: kept_label_tokens(
-            cache, indices, max_length=max_length, truncation="right"
-        ),
-    )
+    """Describe the samples of a cache, each standing for so many rows as `weights` says."""
+    population = None if weights is None else np.repeat(np.arange(cache.num_samples), weights)
+    lengths, label_tokens = cache.lengths, cache.label_tokens
+    if population is not None:
+        lengths, label_tokens = lengths[population], label_tokens[population]
+
+    def kept_labels(indices: np.ndarray, max_length: int) -> np.ndarray:
+        if population is None:
+            return kept_label_tokens(cache, indices, max_length=max_length, truncation="right")
+        own, places = np.unique(population[indices], return_inverse=True)
+        kept = kept_label_tokens(cache, own, max_length=max_length, truncation="right")
+        return np.asarray(kept[places])
+
+    advice = advise(lengths, label_tokens=label_tokens, kept_labels=kept_labels)
     return LengthProfile(
         data=data,
         model=None,
         tokenizer=tokenizer.directory,
         template_hash=tokenizer.template_hash,
         cache_dir=str(cache.directory),
-        complete=True,
+        complete=cache.complete,
         num_rows=tally.num_rows,
-        num_samples=cache.num_samples,
+        num_samples=len(lengths),
         skipped=dict(tally.skipped),
-        num_rows_without_labels=int((cache.label_tokens == 0).sum()),
-        num_tokens=int(cache.lengths.sum()),
-        num_label_tokens=int(cache.label_tokens.sum()),
-        length=length_stats(cache.lengths),
-        histogram=length_histogram(cache.lengths),
+        num_rows_without_labels=int((label_tokens == 0).sum()),
+        num_tokens=int(lengths.sum()),
+        num_label_tokens=int(label_tokens.sum()),
+        length=length_stats(lengths),
+        histogram=length_histogram(lengths),
         max_length=advice,
         longest=_longest(cache),
         skipped_rows={

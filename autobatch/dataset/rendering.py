@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from autobatch.dataset.encoding import (
+    CHECKED_ROWS,
+    Encoded,
+    Trust,
+    encode_chats,
+    encode_pairs,
+    encode_texts,
+    join_ids,
+    turn_marks,
+)
 from autobatch.dataset.formats import RowFormat, value_at
 from autobatch.dataset.row_checks import RowChecks
-from autobatch.dataset.spans import Span, mask_of_spans, spans_by_prefix, spans_by_search
+from autobatch.dataset.rows import Row
+from autobatch.dataset.samples import SampleBatch, make_batch
+from autobatch.dataset.spans import Span, spans_by_prefix, spans_by_search
+from autobatch.dataset.templates import is_plain
 from autobatch.dataset.tokenizer import Tokenizer
+from autobatch.dataset.turn_by_turn import Place
 from autobatch.dataset.turns import (
     RowSkippedError,
     Tally,
@@ -25,67 +38,148 @@ from autobatch.errors import DataError
 
 RENDERING_VERSION = 1  # raise it when the ids or labels of any row change: caches are rebuilt
 
-_BATCH_ROWS = 1000
-_BATCH_CHARS = 4_000_000  # bounds memory when rows are huge
-_CHECKED_ROWS = 32  # rows whose spans are found a second time, by prefixes
 
+class Renderer:
+    """Renders rows of one format."""
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A row that rendered."""
+    def __init__(self, fmt: RowFormat, tokenizer: Tokenizer, checks: RowChecks) -> None:
+        """Prepare for rows, which `checks` looks at.
 
-    file_index: int
-    row_index: int  # in its file, 0-based
-    ids: np.ndarray  # (T,) int32, uncut
-    label_mask: np.ndarray  # (T,) bool; [0] is False, no position predicts it
+        Raises:
+            DataError: if rows are conversations and the tokenizer has no chat template.
+        """
+        if "messages_key" in fmt.keys and tokenizer.template_hash is None:
+            raise no_template(tokenizer, fmt)
+        self._fmt, self._tokenizer, self._checks = fmt, tokenizer, checks
+        self._turn = {
+            "header": tokenizer.header,
+            "prompt": tokenizer.prompt,
+            "end_marker": tokenizer.end_marker,
+        }
+        self._marks = turn_marks(tokenizer)
+        self.trust = Trust(quick=tokenizer.quick is not None, ids=self._marks is not None)
+        self._prepare: Callable[[Mapping[str, Any], Place, Tally], Any] = self._chat
+        self._encode: Callable[[list[Any]], Encoded] = self._encode_chats
+        if fmt.name == "text":
+            self._prepare, self._encode = self._text, partial(encode_texts, tokenizer)
+        elif fmt.name == "input_ids":
+            self._prepare, self._encode = self._given, join_ids
+        elif "prompt_key" in fmt.keys and tokenizer.template_hash is None:
+            self._prepare, self._encode = self._pair, partial(encode_pairs, tokenizer)
 
+    def render(self, rows: Sequence[Row], tally: Tally, *, first: int = 0) -> SampleBatch:
+        """Return the samples of some rows, in order; what became no sample is in the tally.
 
-@dataclass(frozen=True, kw_only=True)
-class _Draft:
-    """A row before tokenization: exactly one of its three forms."""
+        `first` rows came before those that the tally counts.
+        """
+        self._is_new, self._has_compared = not self.trust.is_settled, False
+        places: list[tuple[int, int, int]] = []
+        prepared: list[Any] = []
+        for file_index, row_index, row in rows:
+            number = tally.num_rows
+            tally.num_rows += 1
+            try:
+                place = (first + number, file_index, row_index)
+                prepared.append(self._prepare(row, place, tally))
+            except RowSkippedError as reason:
+                tally.skip(str(reason), (number, file_index, row_index))
+            else:
+                places.append((number, file_index, row_index))
+        lengths, ids, labels = self._encode(prepared)
+        if not lengths.all():
+            for i in np.flatnonzero(lengths == 0):
+                tally.skip("no tokens", places[i])
+            places = [place for place, length in zip(places, lengths, strict=True) if length]
+            lengths = lengths[lengths > 0]
+        return make_batch([place[1:] for place in places], lengths, ids, labels)
 
-    file_index: int
-    row_index: int
-    number: int  # over all files
-    text: str = ""
-    spans: tuple[Span, ...] | None = None  # rendered by the template
-    response: str | None = None  # prompt and response without a template
-    ids: tuple[np.ndarray, np.ndarray] | None = None  # ids and mask, already there
+    def _text(self, row: Mapping[str, Any], place: Place, tally: Tally) -> str:
+        return _encodable(as_text(value_at(row, self._fmt.keys["text_key"]), "text"))
 
+    def _given(
+        self, row: Mapping[str, Any], place: Place, tally: Tally
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return _given_ids(row, self._fmt)
 
-def render_rows(
-    rows: Iterable[tuple[int, int, Mapping[str, Any]]],
-    fmt: RowFormat,
-    tokenizer: Tokenizer,
-    tally: Tally,
-    checks: RowChecks,
-) -> Iterator[Sample]:
-    """Yield the samples of (file index, row index, row), in order; others are in the tally.
+    def _pair(self, row: Mapping[str, Any], place: Place, tally: Tally) -> tuple[str, str]:
+        prompt, response = _checked_pair(row, self._fmt)
+        if isinstance(prompt, list) or isinstance(response, list):
+            raise no_template(self._tokenizer, self._fmt)
+        _encodable(prompt + response)
+        self._checks.texts(place, [("user", prompt), ("assistant", response)])
+        return prompt, response
 
-    Raises:
-        DataError: if rows are conversations and the tokenizer has no chat template.
-    """
-    if "messages_key" in fmt.keys and tokenizer.template_hash is None:
-        raise no_template(tokenizer, fmt)
-    drafts: list[_Draft] = []
-    num_chars = 0
-    find_spans = _SpanFinder(tokenizer)
-    for file_index, row_index, row in rows:
-        number = tally.num_rows
-        tally.num_rows += 1
+    def _chat(
+        self, row: Mapping[str, Any], place: Place, tally: Tally
+    ) -> tuple[str, tuple[Span, ...]]:
+        if "prompt_key" in self._fmt.keys:
+            _checked_pair(row, self._fmt)
+        messages = row_messages(row, self._fmt, tally)
+        tools = row_tools(row, self._fmt)
         try:
-            draft = _draft(
-                file_index, row_index, number, row, fmt, tokenizer, find_spans, tally, checks
-            )
-        except RowSkippedError as reason:
-            tally.skip(str(reason), (number, file_index, row_index))
-            continue
-        drafts.append(draft)
-        num_chars += len(draft.text) + len(draft.response or "")
-        if len(drafts) == _BATCH_ROWS or num_chars >= _BATCH_CHARS:
-            yield from _tokenize(drafts, tokenizer, tally)
-            drafts, num_chars = [], 0
-    yield from _tokenize(drafts, tokenizer, tally)
+            text = self._render(messages, tools)
+        except Exception as error:  # whatever a template does to say no
+            tally.refuse(error)
+            raise RowSkippedError("template refuses the row") from error
+        _encodable(text)
+        self._checks.conversation(place, messages, tools, text)
+        spans = self._find_spans(text, messages, tools)
+        if spans is None:
+            tally.num_labels_not_found += 1
+        return text, spans or ()
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
+        quick = self._tokenizer.quick
+        if quick is None or not self.trust.quick or not is_plain(messages, tools):
+            return self._tokenizer.render(messages, tools=tools)
+        try:
+            text = quick(messages, tools)
+        except Exception:  # the words of a refusal are those of the whole way
+            return self._tokenizer.render(messages, tools=tools)
+        if self.trust.num_renders_left or not self._has_compared:
+            self._has_compared = True
+            self.trust.num_renders_left = max(0, self.trust.num_renders_left - 1)
+            whole = self._tokenizer.render(messages, tools=tools)
+            self.trust.quick = text == whole
+            return whole
+        return text
+
+    def _find_spans(
+        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> tuple[Span, ...] | None:
+        if not any(m["role"] == "assistant" for m in messages):
+            return ()
+        found = None
+        if self.trust.search:
+            found = spans_by_search(text, messages, **self._turn)
+            if found is not None and not self.trust.num_searches_left:
+                return found
+        render = partial(self._tokenizer.render, tools=tools)
+        by_prefix = spans_by_prefix(text, messages, render, **self._turn)
+        if found is None:
+            return by_prefix
+        self.trust.num_searches_left -= 1
+        if by_prefix is not None and by_prefix != found:
+            self.trust.search = False
+            return by_prefix
+        return found
+
+    def _encode_chats(self, chats: list[Any]) -> Encoded:
+        return encode_chats(
+            self._tokenizer,
+            chats,
+            marks=self._marks,
+            trust=self.trust,
+            num_checked=CHECKED_ROWS if self._is_new else 1,
+        )
+
+
+def _checked_pair(row: Mapping[str, Any], fmt: RowFormat) -> tuple[Any, Any]:
+    prompt, response = row_pair(row, fmt)
+    for value, name in ((prompt, "prompt"), (response, "response")):
+        if not isinstance(value, list):
+            as_text(value, name)
+    return prompt, response
 
 
 def no_template(tokenizer: Tokenizer, fmt: RowFormat) -> DataError:
@@ -97,85 +191,6 @@ def no_template(tokenizer: Tokenizer, fmt: RowFormat) -> DataError:
     )
 
 
-def _draft(
-    file_index: int,
-    row_index: int,
-    number: int,
-    row: Mapping[str, Any],
-    fmt: RowFormat,
-    tokenizer: Tokenizer,
-    find_spans: _SpanFinder,
-    tally: Tally,
-    checks: RowChecks,
-) -> _Draft:
-    make = partial(_Draft, file_index=file_index, row_index=row_index, number=number)
-    if fmt.name == "text":
-        return make(text=_encodable(as_text(value_at(row, fmt.keys["text_key"]), "text")))
-    if fmt.name == "input_ids":
-        return make(ids=_given_ids(row, fmt, tokenizer))
-    if "prompt_key" in fmt.keys:
-        prompt, response = row_pair(row, fmt)
-        if not isinstance(prompt, list):
-            as_text(prompt, "prompt")
-        if not isinstance(response, list):
-            as_text(response, "response")
-        if tokenizer.template_hash is None:
-            if isinstance(prompt, list) or isinstance(response, list):
-                raise no_template(tokenizer, fmt)
-            _encodable(prompt + response)
-            checks.texts(
-                (number, file_index, row_index), [("user", prompt), ("assistant", response)]
-            )
-            return make(text=prompt, response=response)
-    messages = row_messages(row, fmt, tally)
-    tools = row_tools(row, fmt)
-    try:
-        text = tokenizer.render(messages, tools=tools)
-    except Exception as error:  # whatever a template does to say no
-        tally.refuse(error)
-        raise RowSkippedError("template refuses the row") from error
-    _encodable(text)
-    checks.conversation((number, file_index, row_index), messages, tools, text)
-    spans = find_spans(text, messages, tools)
-    if spans is None:
-        tally.num_labels_not_found += 1
-    return make(text=text, spans=spans or ())
-
-
-class _SpanFinder:
-    """Finds spans by search; by prefixes where that is unsure or was seen to be wrong."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._marks = {
-            "header": tokenizer.header,
-            "prompt": tokenizer.prompt,
-            "end_marker": tokenizer.end_marker,
-        }
-        self._num_checks_left = _CHECKED_ROWS
-        self._trusts_search = True
-
-    def __call__(
-        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None
-    ) -> tuple[Span, ...] | None:
-        if not any(m["role"] == "assistant" for m in messages):
-            return ()
-        found = None
-        if self._trusts_search:
-            found = spans_by_search(text, messages, **self._marks)
-            if found is not None and not self._num_checks_left:
-                return found
-        render = partial(self._tokenizer.render, tools=tools)
-        by_prefix = spans_by_prefix(text, messages, render, **self._marks)
-        if found is None:
-            return by_prefix
-        self._num_checks_left -= 1
-        if by_prefix is not None and by_prefix != found:
-            self._trusts_search = False
-            return by_prefix
-        return found
-
-
 def _encodable(text: str) -> str:
     try:
         text.encode("utf-8")
@@ -184,9 +199,7 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _given_ids(
-    row: Mapping[str, Any], fmt: RowFormat, tokenizer: Tokenizer
-) -> tuple[np.ndarray, np.ndarray]:
+def _given_ids(row: Mapping[str, Any], fmt: RowFormat) -> tuple[np.ndarray, np.ndarray]:
     ids = _integers(value_at(row, fmt.keys["input_ids_key"]), "input_ids")
     if ids.size and (ids.min() < 0 or ids.max() >= 2**31):
         raise RowSkippedError("input_ids are out of range")
@@ -210,38 +223,3 @@ def _integers(value: Any, name: str) -> np.ndarray:
         return np.array(value, dtype=np.int64)
     except OverflowError:
         raise RowSkippedError(f"{name} are out of range") from None
-
-
-def _tokenize(drafts: list[_Draft], tokenizer: Tokenizer, tally: Tally) -> Iterator[Sample]:
-    specials = [d.text for d in drafts if d.ids is None and d.spans is None]
-    plains = [d.text for d in drafts if d.spans is not None]
-    plains_after = [d.response for d in drafts if d.response is not None]
-    with_specials = iter(tokenizer.encode(specials, add_special_tokens=True))
-    without = iter(tokenizer.encode(plains, add_special_tokens=False))
-    responses = iter(tokenizer.encode(plains_after, add_special_tokens=False))
-    eos = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    for draft in drafts:
-        if draft.ids is not None:
-            ids, mask = draft.ids
-        elif draft.spans is not None:
-            encoding = next(without)
-            ids, mask = np.array(encoding.ids, dtype=np.int32), mask_of_spans(encoding, draft.spans)
-        elif draft.response is not None:
-            prompt, response = next(with_specials).ids, next(responses).ids
-            if tokenizer.closes_with_eos:
-                prompt = prompt[:-1]  # the answer follows
-            if response[-1:] != eos:
-                response = response + eos
-            ids = np.array(prompt + response, dtype=np.int32)
-            mask = np.arange(len(ids)) >= len(prompt)
-        else:
-            tokens = next(with_specials).ids
-            ids = np.array(tokens if tokens[-1:] == eos else tokens + eos, dtype=np.int32)
-            mask = np.ones(len(ids), dtype=bool)
-        if not len(ids):
-            tally.skip("no tokens", (draft.number, draft.file_index, draft.row_index))
-            continue
-        mask[0] = False
-        yield Sample(
-            file_index=draft.file_index, row_index=draft.row_index, ids=ids, label_mask=mask
-        )

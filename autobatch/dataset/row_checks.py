@@ -59,7 +59,7 @@ class RowChecks:
     ) -> None:
         self.tally = RowTally()
         self.mode = turn_by_turn
-        self._num_rows = num_rows
+        self.num_rows = num_rows
         self._control = _control_pattern(tokenizer)
         has_template = tokenizer.template_hash is not None
         self._compare = TurnComparer(tokenizer) if has_template and turn_by_turn != "off" else None
@@ -96,7 +96,7 @@ class RowChecks:
             self.tally.control_places.append(place)
 
     def _is_chosen(self, number: int) -> bool:
-        return self.mode == "all" or number % _stride(number, self._num_rows) == 0
+        return self.mode == "all" or number % _stride(number, self.num_rows) == 0
 
 
 def _stride(number: int, num_rows: int | None) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -140,3 +142,63 @@ def _mask_by_offsets(encoding: Any, spans: Sequence[Span]) -> np.ndarray:
     for start, end in spans:
         mask |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
     return mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """What stands around an assistant turn, as ids."""
+
+    header: str
+    end_marker: str
+    header_ids: tuple[int, ...]
+    end_id: int
+
+
+def labels_by_ids(
+    ids: np.ndarray,
+    lengths: np.ndarray,
+    texts: Sequence[str],
+    spans: Sequence[Sequence[Span]],
+    marks: Marks,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels uint8 (T,) of whole rows from their ids alone, and bool (N,): known rows.
+
+    A row is known where its text shows each header right before a span and each span ending
+    with its first end marker, and its ids show as many headers and end markers as the text.
+    Header and end marker begin with added tokens, so they stand in the ids as in the text.
+    Labels of rows that are not known are 0.
+    """
+    ends = np.cumsum(lengths)
+    known = np.fromiter(map(partial(_is_regular, marks), texts, spans), bool, len(texts))
+    begins = np.flatnonzero(ids == marks.header_ids[0])
+    begins = begins[begins + len(marks.header_ids) <= len(ids)]
+    for i, expected in enumerate(marks.header_ids[1:], start=1):
+        begins = begins[ids[begins + i] == expected]
+    begins += len(marks.header_ids)
+    stops = np.flatnonzero(ids == marks.end_id)
+    num_spans = np.fromiter(map(len, spans), np.int64, len(spans))
+    num_stops = np.fromiter((t.count(marks.end_marker) for t in texts), np.int64, len(texts))
+    rows = np.searchsorted(ends, begins - 1, side="right")
+    known &= np.bincount(rows, minlength=len(texts)) == num_spans
+    stop_rows = np.searchsorted(ends, stops, side="right")
+    known &= np.bincount(stop_rows, minlength=len(texts)) == num_stops
+    begins = begins[known[rows]]
+    stops = stops[np.searchsorted(stops, begins)]  # a known row has one after each header
+    steps = np.zeros(len(ids) + 1, dtype=np.int8)
+    steps[begins] = 1
+    steps[stops + 1] -= 1
+    return np.cumsum(steps[:-1], dtype=np.int8).astype(np.uint8), known
+
+
+def _is_regular(marks: Marks, text: str, spans: Sequence[Span]) -> bool:
+    position = 0
+    for start, end in spans:
+        header = text.find(marks.header, position)
+        stop = text.find(marks.end_marker, start)
+        if header < 0 or header + len(marks.header) != start:
+            return False
+        if stop < 0 or stop + len(marks.end_marker) != end:
+            return False
+        position = start
+    # a header inside a turn would stand before the next span, or be one too many
+    return text.find(marks.header, position) < 0

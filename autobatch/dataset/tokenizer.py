@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autobatch.dataset.templates import QuickRender, quick_render
 from autobatch.errors import ModelError
 from autobatch.storage import user_path
 from autobatch.units import format_value
@@ -36,6 +37,7 @@ class Tokenizer:
     header: str  # printed before every assistant turn
     prompt: str  # printed by add_generation_prompt; may go on after the header (`<think>`)
     end_marker: str  # printed after it, without trailing whitespace
+    quick: QuickRender | None = None  # the template for plain messages, to be checked by rows
 
     def render(
         self,
@@ -57,6 +59,25 @@ class Tokenizer:
         return self.fast.backend_tokenizer.encode_batch(
             list(texts), add_special_tokens=add_special_tokens
         )
+
+    def encode_ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Return the ids of each text, uncut; faster than `encode`, which knows characters too."""
+        encodings = self.fast.backend_tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return [encoding.ids for encoding in encodings]
+
+    def marker_ids(self, text: str) -> list[int] | None:
+        """Return the ids of a text that begins with an added token, None if it does not.
+
+        An added token is cut out of a text before anything else is done to it, whatever
+        stands around it, unless it takes blanks along or asks for whole words.
+        """
+        ids = self.fast.backend_tokenizer.encode(text, add_special_tokens=False).ids if text else []
+        added = self.fast.backend_tokenizer.get_added_tokens_decoder().get(ids[0]) if ids else None
+        if added is None or added.lstrip or added.rstrip or added.single_word or added.normalized:
+            return None
+        return ids if text.startswith(added.content) else None
 
 
 def tokenizer_digest(directory: str) -> str:
@@ -128,6 +149,7 @@ def load_tokenizer(directory: str) -> Tokenizer:
         header=header,
         prompt=prompt,
         end_marker=end_marker,
+        quick=quick_render(fast) if template else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from autobatch.dataset.formats import RowFormat, value_at
@@ -54,6 +54,22 @@ class Tally:
         words = f"{type(error).__name__}: {error}"[:200]
         if words in self.refusals or len(self.refusals) < _REFUSALS:
             self.refusals[words] += 1
+
+    def add(self, other: Tally) -> None:
+        """Count what was met in the rows that follow, too."""
+        before = self.num_rows
+        for name in (f.name for f in fields(self)):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            elif name == "examples":
+                for reason, rows in theirs.items():
+                    later = [(before + number, file, row) for number, file, row in rows]
+                    self.examples[reason] = (self.examples.get(reason, []) + later)[:_EXAMPLES]
+            elif isinstance(mine, int):
+                setattr(self, name, mine + theirs)
+            else:
+                setattr(self, name, theirs if mine is None else mine)
 
 
 def row_messages(row: Mapping[str, Any], fmt: RowFormat, tally: Tally) -> list[dict[str, Any]]:

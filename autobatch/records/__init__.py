@@ -16,6 +16,7 @@ from autobatch.records.lengths import (
     ProfileOrigin,
     ProfileWarning,
     RowPlace,
+    SampledRows,
     TokenizerFacts,
     TurnByTurn,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "ProfileOrigin",
     "ProfileWarning",
     "RowPlace",
+    "SampledRows",
     "Toggles",
     "TokenizerFacts",
     "Trial",

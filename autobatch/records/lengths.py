@@ -131,6 +131,20 @@ class TokenizerFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SampledRows:
+    """What a profile of some rows knows of them all; errors hold at 95 %."""
+
+    num_rows_read: int
+    num_rows: int
+    seed: int
+    # Any row that would be the longest at this density was read, so length.max is exact unless
+    # a row is denser than the longer half of those read.
+    tokens_per_character: float
+    error_tokens: dict[str, int]  # p50, p90, p95, p99: plus or minus
+    num_tokens_error_fraction: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class LengthProfile:
     """Token lengths of a data set under one tokenizer and template, uncut."""
 
@@ -152,6 +166,7 @@ class LengthProfile:
     warnings: tuple[ProfileWarning, ...] = ()
     longest: tuple[LongRow, ...] = ()  # the longest samples, descending
     skipped_rows: dict[str, tuple[RowPlace, ...]] = field(default_factory=dict)  # the first few
+    sampled: SampledRows | None = None  # None: no row was left out on purpose
     origin: ProfileOrigin | None = None  # None: measured here
     media: tuple[str, ...] = ()  # columns and content parts that no length counts
     turn_by_turn: TurnByTurn | None = None  # None: not compared

@@ -9,8 +9,8 @@ from rich.console import Console, ConsoleOptions, Group
 from rich.text import Text
 
 from autobatch.records import LengthProfile
+from autobatch.reporting.profile_tables import profile_advice, profile_facts
 from autobatch.reporting.scales import Bin, log_bins
-from autobatch.reporting.tables import profile_advice, profile_facts
 
 _BAR_COLUMNS = 44
 _FAIR_BAR = 12  # below, the marks give up their place for the bars, then the shares, the counts

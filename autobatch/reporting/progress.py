@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from autobatch.units import format_gib, format_secs
 
 PLAIN_EVERY_SECS = 10.0
+_RECENT_UPDATES = 100  # of rows, that their rate is judged by
 _RECENT_STEPS = 50  # steps that the remaining time is judged by
 _POLL_SECS = 0.2
 
@@ -112,7 +113,7 @@ class RunProgress:
 
 
 class ProfileProgress:
-    """The progress of reading rows, with their rate."""
+    """The progress of reading rows, with their rate and the time that is left."""
 
     def __init__(
         self,
@@ -122,18 +123,32 @@ class ProfileProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Draw on `stream` (None: stderr)."""
-        self._clock, self._started_at = clock, clock()
+        self._clock = clock
+        self._seen: deque[tuple[float, int]] = deque([(clock(), 0)], maxlen=_RECENT_UPDATES)
         self._total_rows = total_rows
         self._line = _Line("rows", total_rows, stream, clock)
 
     def update(self, num_done: int, num_total: int | None = None) -> None:
-        """Show the rows done; `num_total` replaces the total once it is known."""
+        """Show the rows done; `num_total` replaces the total once it is known.
+
+        No rows done begins the count: what came before, such as loading a tokenizer, is no part
+        of the rate.
+        """
         if num_total is not None:
             self._total_rows = num_total
             self._line.total_is(num_total)
-        secs = self._clock() - self._started_at
-        rate = f"{num_done / secs:,.0f}" if secs > 0 else "-"
-        self._line.say(num_done, f"{_of(num_done, self._total_rows)}  {rate} rows/s")
+        if not num_done:
+            self._seen.clear()
+        self._seen.append((self._clock(), num_done))
+        if num_done:
+            self._line.say(num_done, self._words(num_done))
+
+    def _words(self, num_done: int) -> str:
+        (begun_at, before), (now, _) = self._seen[0], self._seen[-1]
+        rate = (num_done - before) / (now - begun_at) if now > begun_at else 0.0
+        words = f"{_of(num_done, self._total_rows)}  {f'{rate:,.0f}' if rate else '-'} rows/s"
+        num_left = 0 if self._total_rows is None else self._total_rows - num_done
+        return f"{words}  {format_secs(num_left / rate)} left" if rate and num_left > 0 else words
 
     def close(self) -> None:
         """Leave the last state on the screen."""

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autobatch.config import Config
-from autobatch.records import LengthProfile, Load, Toggles, Trial, TurnByTurn
-from autobatch.reporting.words import printable
+from autobatch.records import Load, Toggles, Trial
 from autobatch.units import format_count, format_gib, format_secs
 
 PIPE_COLUMNS = 80
@@ -46,73 +45,6 @@ def show(renderable: RenderableType, stream: TextIO) -> None:
 
 
 # ---- profile ---------------------------------------------------------------
-
-
-def profile_facts(profile: LengthProfile) -> Table:
-    """Return what was read and how long its rows are."""
-    s, turns = profile.length, profile.turn_by_turn
-    return _facts(
-        {
-            "data": printable(f"{', '.join(profile.data.files)} ({profile.data.format})"),
-            "tokenizer": printable(profile.tokenizer),
-            "rows": f"{format_count(profile.num_rows)}, of which "
-            f"{format_count(profile.num_samples)} rendered"
-            + ("" if profile.complete else " (a part of the data only)"),
-            "skipped": ", ".join(f"{n:,} {why}" for why, n in profile.skipped.items()) or "0",
-            "without labels": format_count(profile.num_rows_without_labels),
-            "tokens": f"{format_count(profile.num_tokens)}, "
-            f"{format_count(profile.num_label_tokens)} of them label tokens",
-            "length": f"mean {s.mean:,.1f}  min {s.min:,}  p50 {s.p50:,}  p90 {s.p90:,}  "
-            f"p95 {s.p95:,}  p99 {s.p99:,}  max {s.max:,}",
-            **({"not counted": ", ".join(profile.media)} if profile.media else {}),
-            **({"turn by turn": _turns(turns)} if turns is not None else {}),
-        }
-    )
-
-
-def _turns(turns: TurnByTurn) -> str:
-    return (
-        f"{turns.num_rows_differ:,} rows differ from the whole rendering, "
-        f"{turns.num_rows_refused:,} are refused; {turns.num_rows_compared:,} of "
-        f"{turns.num_rows:,} compared"
-    )
-
-
-def profile_advice(profile: LengthProfile) -> Group:
-    """Return the cost of each max_length, the advised one with its reason, the warnings."""
-    advised = profile.max_length.recommended
-    parts: list[RenderableType] = [
-        Text("What each max_length costs (padding in % of computed tokens)", style="bold"),
-        _curve(profile),
-        Text("> no max_length" if advised is None else f"> max_length {advised}", "bold green"),
-        Text(profile.max_length.reason),
-    ]
-    for warning in profile.warnings:
-        parts.append(Text(f"\nwarning: {warning.seen}", style="yellow"))
-        parts.append(_facts({"  cause": warning.cause, "  do": warning.next_move}))
-    return Group(*parts)
-
-
-def _curve(profile: LengthProfile) -> Table:
-    heads = ("", "max_length", "rows cut", "label tokens lost", "rows without labels")
-    table = grid(*heads, "to max_length", "to longest", "sorted", "packed", left=1)
-    for option in profile.max_length.curve:
-        is_chosen = option.max_length == profile.max_length.recommended
-        padding = option.padding_fraction
-        table.add_row(
-            ">" if is_chosen else "",
-            f"{option.max_length}",
-            format_count(option.rows_cut),
-            format_count(option.label_tokens_lost),
-            format_count(option.rows_without_labels),
-            *(f"{100 * p:.1f}" for p in (padding.to_max_length, padding.to_longest)),
-            *(f"{100 * p:.1f}" for p in (padding.sorted, padding.packed)),
-            style="bold green" if is_chosen else None,
-        )
-    return table
-
-
-# ---- trials ----------------------------------------------------------------
 
 
 def describe_toggles(toggles: Toggles) -> str:
@@ -207,7 +139,7 @@ def tuned_summary(config: Config) -> Table:
     size = config.data.max_token_len_per_gpu or config.data.micro_batch_size_per_gpu
     key = "max_token_len_per_gpu" if config.data.max_token_len_per_gpu else None
     secs = tuning.get("seconds")
-    return _facts(
+    return fact_table(
         {
             "model": config.model.path or "-",
             "data": ", ".join(config.data.train_files) or _shipped_words(tuning.get("profile")),
@@ -241,7 +173,7 @@ def run_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     speeds = [r["tokens_per_sec"] for r in rows if _is_number(r.get("tokens_per_sec"))]
     peaks = [r["peak_reserved_bytes"] for r in rows if _is_number(r.get("peak_reserved_bytes"))]
     first, last = (rows[0], rows[-1]) if rows else ({}, {})
-    return _facts(
+    return fact_table(
         {
             "steps": format_count(len(rows)),
             "loss": f"{_number(first.get('loss'), 4)} first, {_number(last.get('loss'), 4)} last",
@@ -270,7 +202,8 @@ def _number(value: Any, decimals: int = 0) -> str:
     return f"{value:,.{decimals}f}" if _is_number(value) else "-"
 
 
-def _facts(facts: Mapping[str, str]) -> Table:
+def fact_table(facts: Mapping[str, str]) -> Table:
+    """Return names with their values, one a line."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")

@@ -1,0 +1,173 @@
+"""Rows rendered on all cores, by every short cut, are those of the slow way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autobatch.dataset.encoding import Trust
+from autobatch.dataset.formats import RowFormat
+from autobatch.dataset.parallel import render_rows
+from autobatch.dataset.rendering import Renderer
+from autobatch.dataset.templates import is_plain
+from autobatch.dataset.tokenizer import load_tokenizer
+from autobatch.dataset.turns import Tally
+from autobatch.errors import DataError
+from tests.tiny import CHATML, train_tokenizer
+
+MESSAGES = RowFormat(name="messages", keys={"messages_key": "messages"})
+# the last turn thinks, turns are trimmed, tool calls are printed, a system turn is refused
+THINKING = (
+    "{% set ns = namespace(last=messages|length - 1) %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+    "{{ '<|im_start|>' + message.role + '\\n' }}"
+    "{% if message.role == 'assistant' and loop.index0 == ns.last %}"
+    "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    "{{ message.content.strip().split('</think>')[-1] }}"
+    "{% for call in message.tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+WORDS = ("two", " plus", " four?", "\n", "北京", " é", "e\u0301", "<|im_end|>", "  ", "👍")
+
+
+@pytest.fixture(scope="module", params=[CHATML, THINKING], ids=["chatml", "thinking"])
+def tokenizer(request, tmp_path_factory):
+    """A tokenizer with one of two templates."""
+    directory = tmp_path_factory.mktemp("tokenizer")
+    return load_tokenizer(str(train_tokenizer(directory, chat_template=request.param)))
+
+
+def conversations(num_rows: int, seed: int = 0) -> list[tuple[int, int, dict]]:
+    """Return rows of every awkward kind, in an order that a seed draws."""
+    rng = np.random.default_rng(seed)
+
+    def text() -> str:
+        return "".join(rng.choice(WORDS, int(rng.integers(0, 12))))
+
+    rows = []
+    for i in range(num_rows):
+        turns = [
+            {"role": ("user", "assistant")[n % 2], "content": text()}
+            for n in range(int(rng.integers(1, 6)))
+        ]
+        kind = int(rng.integers(0, 12))
+        if kind == 0:
+            turns[-1]["content"] = None
+        elif kind == 1:
+            call = {"function": {"name": "f", "arguments": {"x": text(), "y": [1, None]}}}
+            turns[-1]["tool_calls"] = [call]
+        elif kind == 2:
+            turns.insert(0, {"role": "system", "content": text()})
+        elif kind == 3:
+            turns[-1]["content"] = "<|im_start|>assistant\nfoo<|im_end|>" + text()
+        elif kind == 4:
+            turns[0]["content"] = 5
+        elif kind == 5:
+            turns[-1]["reasoning"] = text()
+        rows.append((0, i, {"messages": turns}))
+    return rows
+
+
+def joined(batches) -> tuple[list, list, list]:
+    """Return tables, ids and labels of all batches."""
+    batches = list(batches)
+    return tuple(
+        np.concatenate([getattr(batch, name) for batch in batches]).tolist()
+        for name in ("table", "ids", "labels")
+    )
+
+
+def slowly(rows, tokenizer) -> tuple[tuple[list, list, list], Tally]:
+    """Return what rows become without any short cut."""
+    tally = Tally()
+    renderer = Renderer(MESSAGES, tokenizer)
+    renderer.trust = Trust(quick=False, search=True, ids=False)
+    return joined([renderer.render(rows, tally)]), tally
+
+
+def test_short_cuts_change_no_id_and_no_label(tokenizer):
+    """Quick templates and labels told from ids give what transformers and offsets give."""
+    rows = conversations(1500)
+    expected, slow_tally = slowly(rows, tokenizer)
+    tally = Tally()
+    assert joined(render_rows(rows, MESSAGES, tokenizer, tally)) == expected
+    assert tally == slow_tally
+
+
+def test_short_cuts_are_taken(tokenizer):
+    """The rows above do not fall back: both short cuts still hold after them."""
+    renderer = Renderer(MESSAGES, tokenizer)
+    renderer.render(conversations(200), Tally())
+    assert (renderer.trust.quick, renderer.trust.ids) == (True, True)
+
+
+def test_workers_render_what_one_process_renders(tokenizer):
+    """The same samples, in order, and the same tally, down to the numbers of skipped rows."""
+    rows = conversations(3000) * 2
+    tally, alone = Tally(), Tally()
+    expected = joined(render_rows(rows, MESSAGES, tokenizer, alone))
+    many = render_rows(rows, MESSAGES, tokenizer, tally, num_rows=10**9, num_workers=2)
+    assert joined(many) == expected
+    assert tally == alone
+    assert tally.num_rows == 6000
+    numbers = [number for places in tally.examples.values() for number, _, _ in places]
+    assert numbers == [row for places in tally.examples.values() for _, _, row in places]
+
+
+def children() -> set[int]:
+    """Return the processes that this one started."""
+    tasks = Path(f"/proc/{os.getpid()}/task")
+    return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_a_killed_worker_is_one_sentence_and_leaves_none(tokenizer):
+    """A worker that the system kills ends the work with the next move; no other lives on."""
+    before = children()
+    rows = conversations(100) * 200
+    batches = render_rows(rows, MESSAGES, tokenizer, Tally(), num_rows=10**9, num_workers=2)
+    while children() == before:
+        next(batches)
+    for pid in children() - before:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(DataError, match="signal 9, perhaps for want of memory"):
+        list(batches)
+    assert children() == before
+
+
+def test_rows_that_change_on_their_way_are_not_plain():
+    """Nulls, thinking and what JSON does not know are prepared by transformers."""
+    plain = {"role": "user", "content": "a"}
+    assert is_plain([plain], None)
+    assert is_plain([plain | {"tool_calls": [{"x": [1, 2.5, None, True]}]}], [{"name": "f"}])
+    for odd in ({"name": None}, {"reasoning": "b"}, {"content": b"a"}, {"x": [{"y": (1,)}]}):
+        assert not is_plain([plain | odd], None)
+    assert not is_plain([plain], ["tool"])
+    assert not is_plain([], None)
+
+
+def test_the_sandbox_still_stands(tokenizer):
+    """What a template may not do is undefined or refused in the quick way too."""
+    tokenizer.fast.chat_template, kept = "{{ messages.__class__ }}", tokenizer.fast.chat_template
+    try:
+        from autobatch.dataset.templates import quick_render
+
+        for template in (
+            "{{ messages[0].content.__class__.__mro__[1] }}",
+            "{{ messages[0].content.format.__globals__.x }}",
+            "{{ messages.append(1) }}",
+            "{{ messages[0].update({'a': 1}) }}",
+            "{{ '{0.__class__.x}'.format(messages[0]) }}",
+        ):
+            tokenizer.fast.chat_template = template
+            render = quick_render(tokenizer.fast)
+            with pytest.raises(Exception, match=r"unsafe|not safely|ndefined"):
+                render([{"role": "user", "content": "a"}], None)
+    finally:
+        tokenizer.fast.chat_template = kept
