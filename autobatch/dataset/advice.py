@@ -204,7 +204,8 @@ def _reason(
     else:
         said = cut_words(chosen, len(rows.lengths), int(rows.label_tokens.sum()))
         said += f"; p99 is {stats.p99} tokens, " + (
-            f"{chosen.rows_cut} {_rows_word(chosen.rows_cut)} up to {stats.max} stand apart"
+            f"{chosen.rows_cut} {_rows_word(chosen.rows_cut)} up to {stats.max} "
+            f"stand{'s' if chosen.rows_cut == 1 else ''} apart"
             if chosen.max_length >= longest_ordinary
             else f"the longest row {stats.max}"
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 from autobatch.dataset.advice import advise
 from autobatch.dataset.cache import TokenCache, write_cache
-from autobatch.dataset.facts import has_compared, what_was_seen
+from autobatch.dataset.facts import is_an_answer, what_was_seen
 from autobatch.dataset.files import DataFile, count_rows, find_files, read_rows
 from autobatch.dataset.findings import nothing_left
 from autobatch.dataset.for_model import for_model
@@ -64,7 +64,7 @@ def profile_lengths(
     fingerprint = data_fingerprint(found, fmt, tokenizer_hash)
     directory = cache_root() / "tokens" / fingerprint
     known = _known_profile(directory)
-    if known is not None and has_compared(known, turn_by_turn):
+    if known is not None and is_an_answer(known, turn_by_turn):
         return for_model(replace(known, tokenizer=tokenizer_dir), model=model, text_only=text_only)
 
     tokenizer = load_tokenizer(tokenizer_dir)

@@ -15,7 +15,7 @@ from autobatch.errors import ConfigError
 TURN_BY_TURN = ("all", "sample", "off")
 _PLACES = 5  # rows named
 _LEAST_COMPARED, _MOST_COMPARED = 64, 2000  # rows of a sample
-_SHARE = 50  # else every 50th row is compared
+_SHARE = 100  # else every 100th row is compared: a few percent of the time
 
 
 def check_turn_by_turn(value: str | None) -> None:
