@@ -198,6 +198,7 @@ def test_probe_says_whether_it_fits(inputs: tuple[Path, Path], tmp_path: Path) -
         (("profile", "{data}"), "--model or --tokenizer"),
         (("profile", "{data}", "--model", "/nowhere"), "/nowhere"),
         (("profile", "{data}", "--model", "{model}", "--prompt-key", "questoin"), "question"),
+        (("profile", "{data}", "--model", "{model}", "--turn-by-turn", "no"), "all, sample, off"),
         (("tune",), "--device cpu"),
         (("tune", "--device", "cuda"), "no GPU is visible here"),
         (("tune", "--device", "cpu", "--out", "{empty}"), "autobatch profile"),

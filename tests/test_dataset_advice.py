@@ -47,7 +47,7 @@ def test_one_outlier_is_cut_and_the_run_warned():
     assert advised.reason == (
         "It cuts 1 of 1000 rows with 80.31% of label tokens and leaves 0 rows without labels; "
         "truncation=error would end the run at the first, so set data.truncation=right, left or "
-        "drop; p99 is 50 tokens, 1 row up to 200000 stand apart."
+        "drop; p99 is 50 tokens, 1 row up to 200000 stands apart."
     )
 
 

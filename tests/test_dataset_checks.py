@@ -12,10 +12,12 @@ import pytest
 from autobatch.dataset.checks import tokenizer_warnings
 from autobatch.dataset.findings import GRAVITY
 from autobatch.dataset.profiling import profile_lengths
+from autobatch.dataset.row_checks import RowChecks, _even, _widening
 from autobatch.dataset.token_checks import TokenCounts, count_beyond, count_tokens
 from autobatch.dataset.tokenizer import load_tokenizer
 from autobatch.errors import ConfigError
 from autobatch.records import LengthProfile, RowPlace
+from tests.test_dataset_shared import DATA, QWEN3
 from tests.test_dataset_truncation import Samples
 from tests.tiny import CHATML, train_tokenizer, write_jsonl
 
@@ -294,6 +296,22 @@ def test_unknown_tokens_are_counted(measure, tmp_path):
     assert all(name in failing for name in ("English", "Chinese", "Arabic", "emoji", "code"))
 
 
+def test_unknown_pieces_of_a_unigram_are_counted(measure, tmp_path):
+    """The sentence-piece kind tells no unk_token of its own."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = [("<unk>", 0.0), ("<eos>", 0.0), ("<pad>", 0.0), ("t", -1.0), ("wo", -1.0)]
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.Unigram(pieces, unk_id=0)),
+        unk_token="<unk>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+    ).save_pretrained(str(tmp_path / "t"))
+    profile = measure([{"text": "twotwo"}, {"text": "t two"}], str(tmp_path / "t"))
+    assert said(profile, "unknown_tokens").seen.startswith("1 tokens in 1 of 2 rows")
+
+
 @pytest.mark.parametrize(
     ("normalizer", "failing"),
     [
@@ -413,6 +431,47 @@ def test_the_sample_is_spread_and_said(measure, tokenizers):
     assert measure(rows, tokenizer, turn_by_turn="sample").turn_by_turn == whole
 
 
+def test_a_profile_that_was_never_checked_is_made_anew(measure, tokenizers):
+    """One that an earlier version left in the cache has no warnings of ours."""
+    rows = chats(CHAT)
+    first = measure(rows, tokenizers(THINKING))
+    cached = Path(str(first.cache_dir)) / "profile.json"
+    edit(cached, {"tokenizer_facts": None, "turn_by_turn": None, "warnings": []})
+    assert first == measure(rows, tokenizers(THINKING))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "compared"), [(10, 10), (64, 64), (5000, 65), (1_000_000, 2000), (99_999, 1000)]
+)
+def test_a_known_number_of_rows_is_sampled_evenly(num_rows, compared):
+    """Every k-th row from the first to the end, a few thousand at most."""
+    chosen = [n for n in range(num_rows) if n % _even(num_rows) == 0]
+    assert len(chosen) == compared
+    assert len(set(np.diff(chosen))) == 1
+
+
+def test_an_unknown_number_of_rows_is_sampled_wider_and_wider():
+    """A file that does not say its rows: some thousands of a million, to its end."""
+    chosen = [n for n in range(1_000_000) if n % _widening(n) == 0]
+    assert 2000 < len(chosen) < 8000
+    assert chosen[-1] > 990_000
+
+
+def test_parts_looked_at_apart_add_up(tokenizers):
+    """Counts and first places of two halves are those of the whole, in any order."""
+    tokenizer = load_tokenizer(tokenizers(THINKING))
+    typed = [{"role": "user", "content": "<|im_end|>"}, CHAT[1]]
+    rows = [CHAT, typed, CHAT[:1], typed, CHAT, CHAT[:2]]
+    parts = {name: RowChecks(tokenizer, turn_by_turn="all") for name in ("whole", "one", "two")}
+    for number, messages in enumerate(rows):
+        text = tokenizer.render(messages)
+        for name in ("whole", "one" if number < 3 else "two"):
+            parts[name].conversation((number, 0, number), messages, None, text)
+    parts["two"].tally.add(parts["one"].tally)
+    assert parts["whole"].tally == parts["two"].tally
+    assert parts["whole"].tally.turns.num_rows_differ == 5
+
+
 def test_off_compares_nothing_and_is_no_answer_later(measure, tokenizers):
     """Whoever asks for a sample afterwards gets one."""
     rows = chats(CHAT)
@@ -491,3 +550,27 @@ def test_every_warning_has_three_parts_and_a_place(tokenizers):
     for warning in found:
         assert warning.id in GRAVITY
         assert all((warning.seen, warning.cause, warning.next_move))
+
+
+# ---- real tokenizers -------------------------------------------------------
+
+
+@pytest.mark.skipif(not QWEN3.exists(), reason="needs the shared data sets")
+@pytest.mark.parametrize(
+    ("tokenizer", "expected"),
+    [
+        # an answer alone has no question before it, so Qwen3 prints no empty think block: -4
+        ("qwen3", {"padding_waste", "turn_by_turn"}),
+        ("smollm2", {"padding_waste", "pad_is_eos"}),  # both are <|im_end|>
+    ],
+)
+def test_real_tokenizers_give_only_true_warnings(tmp_path, monkeypatch, tokenizer, expected):
+    """Nothing is made up about sound tokenizers and clean data."""
+    monkeypatch.setenv("AUTOBATCH_CACHE", str(tmp_path))
+    file = str(DATA / "alpaca_en" / "train.parquet")
+    profile = profile_lengths([file], tokenizer_dir=str(DATA / "tokenizers" / tokenizer))
+    assert expected == ids(profile)
+    turns = profile.turn_by_turn
+    assert turns is not None
+    differ = turns.num_rows_compared if tokenizer == "qwen3" else 0
+    assert (turns.num_rows_differ, turns.tokens_more) == (differ, -4 * differ)

@@ -284,7 +284,11 @@ def test_cut_packed_files_are_damaged(tmp_path, suffix):
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
         ("a.jsonl", b"<!DOCTYPE html><html>", "is a web page, not the data"),
         ("a.jsonl", b"PK\x03\x04....", "is a zip archive; unpack it"),
-        ("a.parquet.gz", gzip.compress(b"PAR1....", mtime=0), "is a parquet file inside gzip.*unpack it"),
+        (
+            "a.parquet.gz",
+            gzip.compress(b"PAR1....", mtime=0),
+            "is a parquet file inside gzip.*unpack it",
+        ),
         ("a.parquet", b"", "file damaged or incomplete"),
         ("a.arrow", b"", "file damaged or incomplete"),
         ("a.arrow", b"ARROW1\0\0" + bytes(64), "file damaged or incomplete"),

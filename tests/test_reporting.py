@@ -24,6 +24,7 @@ from autobatch.records import (
     ProfileWarning,
     Toggles,
     Trial,
+    TurnByTurn,
 )
 from autobatch.reporting import (
     MetricsTail,
@@ -159,6 +160,28 @@ def test_a_profile_says_what_was_found():
     assert ["seen part", "cause part", "do part"] == [
         p for p in ("seen part", "cause part", "do part") if p in text
     ]
+
+
+def test_a_profile_without_advice_says_so():
+    """Media beside the text: what is not counted, no number, the turns that were compared."""
+    turns = TurnByTurn(
+        num_rows_compared=64,
+        num_rows=3200,
+        num_rows_differ=5,
+        num_rows_refused=2,
+        tokens_more=-20,
+    )
+    known = profile()
+    advice = replace(known.max_length, recommended=None, reason="None is advised.")
+    shown = replace(known, max_length=advice, media=("images",), turn_by_turn=turns)
+    text = " ".join(as_text(profile_table(shown)).split())
+    for part in (
+        "not counted images",
+        "5 rows differ from the whole rendering, 2 are refused; 64 of 3,200 compared",
+        "> no max_length None is advised.",
+    ):
+        assert part in text
+    assert shown == from_plain(LengthProfile, to_plain(shown), where="p.json")
 
 
 def test_an_ascii_pipe_gets_ascii():

@@ -23,6 +23,14 @@ KeptLabels = Callable[[np.ndarray, int], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Batches:
+    """Batches of uncut rows: a cut at L leaves min(longest, L), so they are made once."""
+
+    longest: np.ndarray  # int32 (batches,)
+    num_rows: np.ndarray  # int64 (batches,)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Rows:
     """The rows that are weighed, with what every candidate needs of them. N samples."""
 
@@ -31,6 +39,8 @@ class _Rows:
     kept_labels: KeptLabels
     shuffled: np.ndarray  # uint32: the samples with labels in the order of one shuffle
     ascending: np.ndarray  # int32: the lengths of the samples with labels, sorted
+    shuffled_batches: _Batches
+    sorted_batches: _Batches
 
 
 def advise(
@@ -102,13 +112,23 @@ def candidates(stats: LengthStats, longest_ordinary: int) -> tuple[int, ...]:
 
 def _rows(lengths: np.ndarray, label_tokens: np.ndarray, kept_labels: KeptLabels) -> _Rows:
     with_labels = np.flatnonzero(label_tokens > 0).astype(np.uint32)
+    shuffled = np.random.default_rng(0).permutation(with_labels)
+    ascending = np.sort(lengths[with_labels].astype(np.int32))
     return _Rows(
         lengths=lengths,
         label_tokens=label_tokens,
         kept_labels=kept_labels,
-        shuffled=np.random.default_rng(0).permutation(with_labels),
-        ascending=np.sort(lengths[with_labels].astype(np.int32)),
+        shuffled=shuffled,
+        ascending=ascending,
+        shuffled_batches=_batches(lengths[shuffled].astype(np.int32)),
+        sorted_batches=_batches(ascending),
     )
+
+
+def _batches(lengths: np.ndarray) -> _Batches:
+    begins = np.arange(0, len(lengths), BATCH_ROWS)
+    longest = np.maximum.reduceat(lengths, begins) if len(lengths) else lengths
+    return _Batches(longest=longest, num_rows=np.diff(np.append(begins, len(lengths))))
 
 
 def _weigh(rows: _Rows, max_length: int, longest_ordinary: int) -> tuple[MaxLengthOption, int]:
@@ -133,29 +153,28 @@ def _padding_fraction(rows: _Rows, max_length: int, emptied: np.ndarray) -> Padd
     A padded batch is as wide as its longest row rounded up to 8. `to_longest` draws batches
     from one shuffle with a fixed seed; packed rows need no padding.
     """
-    shuffled = rows.shuffled
+    ascending, in_shuffle, in_order = rows.ascending, rows.shuffled_batches, rows.sorted_batches
     if len(emptied):
         is_left = np.ones(len(rows.lengths), dtype=bool)
         is_left[emptied] = False
-        shuffled = shuffled[is_left[shuffled]]
-    # emptied rows were all cut, so they are the last of the sorted ones
-    ascending = np.minimum(rows.ascending[: len(shuffled)], max_length)
-    num_tokens = int(ascending.sum(dtype=np.int64))
+        left = rows.shuffled[is_left[rows.shuffled]]
+        in_shuffle = _batches(rows.lengths[left].astype(np.int32))
+        # emptied rows were all cut, so after the cut they are among the last of the sorted ones
+        ascending = np.minimum(ascending, max_length)[: len(left)]
+        in_order = _batches(ascending)
+    uncut = int(np.searchsorted(ascending, max_length, side="right"))
+    num_tokens = int(ascending[:uncut].sum(dtype=np.int64)) + (len(ascending) - uncut) * max_length
     return PaddingFraction(
         to_max_length=_padding(num_tokens, len(ascending) * max_length),
-        to_longest=_batched_padding(np.minimum(rows.lengths[shuffled], max_length), num_tokens),
-        sorted=_batched_padding(ascending, num_tokens),
+        to_longest=_padding(num_tokens, _num_computed(in_shuffle, max_length)),
+        sorted=_padding(num_tokens, _num_computed(in_order, max_length)),
         packed=0.0,
     )
 
 
-def _batched_padding(lengths: np.ndarray, num_tokens: int) -> float:
-    if not len(lengths):
-        return 0.0
-    begins = np.arange(0, len(lengths), BATCH_ROWS)
-    widths = -(-np.maximum.reduceat(lengths, begins).astype(np.int64) // 8) * 8
-    rows = np.diff(np.append(begins, len(lengths)))
-    return _padding(num_tokens, int((widths * rows).sum()))
+def _num_computed(batches: _Batches, max_length: int) -> int:
+    longest = np.minimum(batches.longest, max_length).astype(np.int64)
+    return int((-(-longest // 8) * 8 * batches.num_rows).sum())
 
 
 def _padding(num_tokens: int, num_computed: int) -> float:
@@ -185,7 +204,8 @@ def _reason(
     else:
         said = cut_words(chosen, len(rows.lengths), int(rows.label_tokens.sum()))
         said += f"; p99 is {stats.p99} tokens, " + (
-            f"{chosen.rows_cut} {_rows_word(chosen.rows_cut)} up to {stats.max} stand apart"
+            f"{chosen.rows_cut} {_rows_word(chosen.rows_cut)} up to {stats.max} "
+            f"stand{'s' if chosen.rows_cut == 1 else ''} apart"
             if chosen.max_length >= longest_ordinary
             else f"the longest row {stats.max}"
         )

@@ -57,8 +57,10 @@ def what_was_seen(
     )
 
 
-def has_compared(profile: LengthProfile, turn_by_turn: str | None) -> bool:
-    """Return whether a profile answers what is asked about turn-by-turn rendering."""
+def is_an_answer(profile: LengthProfile, turn_by_turn: str | None) -> bool:
+    """Return whether a cached profile was checked, and compared turn by turn as is asked."""
+    if profile.tokenizer_facts is None:
+        return False  # written before profiles were checked
     if turn_by_turn in (None, "off") or profile.template_hash is None:
         return True
     done = profile.turn_by_turn

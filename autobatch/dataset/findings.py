@@ -127,8 +127,8 @@ def _label_warnings(tally: Tally, num_rows_without_labels: int) -> Iterator[Prof
     if tally.num_labels_not_found:
         yield ProfileWarning(
             id="labels_not_found",
-            seen=f"{tally.num_labels_not_found} rows have assistant turns whose place in the "
-            "rendered text could not be told",
+            seen=f"{tally.num_labels_not_found} of {tally.num_rows} rows have assistant turns "
+            "whose place in the rendered text could not be told",
             cause="the chat template changes or moves earlier turns",
             next_move="these rows are left out of training; use one prompt and one response, "
             "or correct the template",
@@ -137,7 +137,7 @@ def _label_warnings(tally: Tally, num_rows_without_labels: int) -> Iterator[Prof
     if others > 0:
         yield ProfileWarning(
             id="rows_without_labels",
-            seen=f"{others} rows have no label token",
+            seen=f"{others} of {tally.num_rows} rows have no label token",
             cause="they hold no assistant turn, or a single token",
             next_move="nothing: they count in lengths but are left out of training",
         )

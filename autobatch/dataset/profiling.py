@@ -13,7 +13,7 @@ import numpy as np
 from autobatch.dataset.advice import advise
 from autobatch.dataset.cache import TokenCache, partial_name, write_cache
 from autobatch.dataset.drawing import draw_samples, row_sizes
-from autobatch.dataset.facts import has_compared, what_was_seen
+from autobatch.dataset.facts import is_an_answer, what_was_seen
 from autobatch.dataset.files import DataFile, find_files, revision_of
 from autobatch.dataset.findings import nothing_left
 from autobatch.dataset.for_model import for_model
@@ -77,7 +77,7 @@ def profile_lengths(
     known = _known_profile(directory)
     if known is None and sample is not None:
         known = _known_profile(partial_name(_sample_directory(directory, sample)))
-    if known is not None and has_compared(known, turn_by_turn):
+    if known is not None and is_an_answer(known, turn_by_turn):
         return for_model(replace(known, tokenizer=tokenizer_dir), model=model, text_only=text_only)
 
     tokenizer = load_tokenizer(tokenizer_dir)

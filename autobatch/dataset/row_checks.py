@@ -15,7 +15,7 @@ from autobatch.errors import ConfigError
 TURN_BY_TURN = ("all", "sample", "off")
 _PLACES = 5  # rows named
 _LEAST_COMPARED, _MOST_COMPARED = 64, 2000  # rows of a sample
-_SHARE = 50  # else every 50th row is compared
+_SHARE = 100  # else every 100th row is compared: a few percent of the time
 
 
 def check_turn_by_turn(value: str | None) -> None:
@@ -60,6 +60,7 @@ class RowChecks:
         self.tally = RowTally()
         self.mode = turn_by_turn
         self.num_rows = num_rows
+        self._stride = 1 if turn_by_turn == "all" else num_rows and _even(num_rows)
         self._control = _control_pattern(tokenizer)
         has_template = tokenizer.template_hash is not None
         self._compare = TurnComparer(tokenizer) if has_template and turn_by_turn != "off" else None
@@ -96,14 +97,17 @@ class RowChecks:
             self.tally.control_places.append(place)
 
     def _is_chosen(self, number: int) -> bool:
-        return self.mode == "all" or number % _stride(number, self.num_rows) == 0
+        return number % (self._stride or _widening(number)) == 0
 
 
-def _stride(number: int, num_rows: int | None) -> int:
-    """Return how far apart compared rows are: evenly, or wider and wider where no end is known."""
-    if num_rows is not None:
-        wanted = min(_MOST_COMPARED, max(_LEAST_COMPARED, num_rows // _SHARE))
-        return max(1, num_rows // wanted)
+def _even(num_rows: int) -> int:
+    """Return how far apart compared rows are for the sample to end with the data."""
+    wanted = min(_MOST_COMPARED, max(_LEAST_COMPARED, num_rows // _SHARE))
+    return max(1, num_rows // wanted)
+
+
+def _widening(number: int) -> int:
+    """Return how far apart compared rows are at a row where no end is known."""
     if number < _LEAST_COMPARED:
         return 1
     return _SHARE << (number // (_MOST_COMPARED * _SHARE)).bit_length()

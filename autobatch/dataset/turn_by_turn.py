@@ -74,14 +74,19 @@ class TurnComparer:
             if self._texts_suffice and not self._num_checks_left:
                 return
             self._num_checks_left = max(0, self._num_checks_left - 1)
-        *alone, whole = self._tokenizer.encode([*pieces, text], add_special_tokens=False)
-        joined = [token for encoding in alone for token in encoding.ids]
-        if joined == whole.ids:
+        joined = [token for piece in pieces for token in self._ids(piece)]
+        whole = self._ids(text)
+        if joined == whole:
             return
         self._texts_suffice = self._texts_suffice and "".join(pieces) != text
         tally.num_rows_differ += 1
-        tally.tokens_more += len(joined) - len(whole.ids)
+        tally.tokens_more += len(joined) - len(whole)
         self._remember(place, tally)
+
+    def _ids(self, text: str) -> list[int]:
+        # one by one: a batch of a few short texts costs more in threads than in work
+        backend = self._tokenizer.fast.backend_tokenizer
+        return backend.encode(text, add_special_tokens=False).ids
 
     def _pieces(self, messages: Sequence[Mapping[str, Any]], tools: list[Any] | None) -> list[str]:
         pieces = []
