@@ -65,13 +65,15 @@ class Renderer:
         elif "prompt_key" in fmt.keys and tokenizer.template_hash is None:
             self._prepare, self._encode = self._pair, partial(encode_pairs, tokenizer)
 
-    def render(self, rows: Sequence[Row], tally: Tally) -> SampleBatch:
-        """Return the samples of some rows, in order; what became no sample is in the tally."""
+    def render(self, rows: Sequence[Row], tally: Tally, *, first_number: int = 0) -> SampleBatch:
+        """Return the samples of some rows, in order; what became no sample is in the tally.
+
+        `first_number` is the number of the first row over all files.
+        """
         self._is_new, self._has_compared = not self.trust.is_settled, False
         places: list[tuple[int, int, int]] = []
         prepared: list[Any] = []
-        for file_index, row_index, row in rows:
-            number = tally.num_rows
+        for number, (file_index, row_index, row) in enumerate(rows, start=first_number):
             tally.num_rows += 1
             try:
                 prepared.append(self._prepare(row, tally))
