@@ -13,6 +13,7 @@ from autobatch.dataset.encoding import Trust
 from autobatch.dataset.formats import RowFormat
 from autobatch.dataset.parallel import render_rows
 from autobatch.dataset.rendering import Renderer
+from autobatch.dataset.row_checks import RowChecks
 from autobatch.dataset.templates import is_plain
 from autobatch.dataset.tokenizer import load_tokenizer
 from autobatch.dataset.turns import Tally
@@ -86,7 +87,7 @@ def joined(batches) -> tuple[list, list, list]:
 def slowly(rows, tokenizer) -> tuple[tuple[list, list, list], Tally]:
     """Return what rows become without any short cut."""
     tally = Tally()
-    renderer = Renderer(MESSAGES, tokenizer)
+    renderer = Renderer(MESSAGES, tokenizer, RowChecks(tokenizer))
     renderer.trust = Trust(quick=False, search=True, ids=False)
     return joined([renderer.render(rows, tally)]), tally
 
@@ -96,49 +97,55 @@ def test_short_cuts_change_no_id_and_no_label(tokenizer):
     rows = conversations(1500)
     expected, slow_tally = slowly(rows, tokenizer)
     tally = Tally()
-    assert joined(render_rows(rows, MESSAGES, tokenizer, tally)) == expected
+    assert joined(render_rows(rows, MESSAGES, tokenizer, tally, RowChecks(tokenizer))) == expected
     assert tally == slow_tally
 
 
 def test_short_cuts_are_taken(tokenizer):
     """The rows above do not fall back: both short cuts still hold after them."""
-    renderer = Renderer(MESSAGES, tokenizer)
+    renderer = Renderer(MESSAGES, tokenizer, RowChecks(tokenizer))
     renderer.render(conversations(200), Tally())
     assert (renderer.trust.quick, renderer.trust.ids) == (True, True)
 
 
 def test_workers_render_what_one_process_renders(tokenizer):
     """The same samples, in order, and the same tally, down to the numbers of skipped rows."""
-    rows = conversations(3000) * 2
+    rows = conversations(1500) * 2
     tally, alone = Tally(), Tally()
-    expected = joined(render_rows(rows, MESSAGES, tokenizer, alone))
-    many = render_rows(rows, MESSAGES, tokenizer, tally, num_rows=10**9, num_workers=2)
+    checks, checks_alone = RowChecks(tokenizer), RowChecks(tokenizer)
+    expected = joined(render_rows(rows, MESSAGES, tokenizer, alone, checks_alone))
+    many = render_rows(rows, MESSAGES, tokenizer, tally, checks, num_rows=10**9, num_workers=2)
     assert joined(many) == expected
+    assert checks.tally == checks_alone.tally
     assert tally == alone
-    assert tally.num_rows == 6000
+    assert tally.num_rows == 3000
     numbers = [number for places in tally.examples.values() for number, _, _ in places]
     assert numbers == [row for places in tally.examples.values() for _, _, row in places]
 
 
-def children() -> set[int]:
-    """Return the processes that this one started."""
-    tasks = Path(f"/proc/{os.getpid()}/task")
-    return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+def descendants(pid: int) -> set[int]:
+    """Return the processes that one started, and those that they started."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found |= {child} | descendants(child)
+    return found
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_a_killed_worker_is_one_sentence_and_leaves_none(tokenizer):
     """A worker that the system kills ends the work with the next move; no other lives on."""
-    before = children()
+    before = descendants(os.getpid())
     rows = conversations(100) * 200
-    batches = render_rows(rows, MESSAGES, tokenizer, Tally(), num_rows=10**9, num_workers=2)
-    while children() == before:
+    batches = render_rows(
+        rows, MESSAGES, tokenizer, Tally(), RowChecks(tokenizer), num_rows=10**9, num_workers=2
+    )
+    while len(descendants(os.getpid()) - before) < 3:  # one that forked, two workers
         next(batches)
-    for pid in children() - before:
-        os.kill(pid, signal.SIGKILL)
+    os.kill(max(descendants(os.getpid()) - before), signal.SIGKILL)
     with pytest.raises(DataError, match="signal 9, perhaps for want of memory"):
         list(batches)
-    assert children() == before
+    assert descendants(os.getpid()) == before
 
 
 def test_rows_that_change_on_their_way_are_not_plain():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_dataset_parallel import descendants
 from tests.tiny import train_tokenizer, write_jsonl, write_parquet
 
 ROOT = Path(__file__).parent.parent
@@ -146,11 +147,11 @@ def test_workers_end_with_their_parent(tmp_path, tokenizer, environment):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 60
-    workers: list[str] = []
-    while not workers and process.poll() is None and time.monotonic() < deadline:
-        workers = children.read_text().split()
+    workers: set[int] = set()
+    # the one that loads, and those it forks
+    while len(workers) < 3 and process.poll() is None and time.monotonic() < deadline:
+        workers = descendants(process.pid)
         time.sleep(0.05)
     process.kill()
     process.wait()
@@ -161,7 +162,7 @@ def test_workers_end_with_their_parent(tmp_path, tokenizer, environment):
     assert not any(map(is_running, workers))
 
 
-def is_running(pid: str) -> bool:
+def is_running(pid: int) -> bool:
     """Return whether a process lives and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import chain, islice
-from typing import Any
+from typing import Any, BinaryIO
 
 from autobatch.dataset.encoding import Trust
 from autobatch.dataset.formats import RowFormat
@@ -29,12 +30,12 @@ _BATCH_ROWS = 1000
 _BATCH_BYTES = 1_000_000  # pickled; bounds memory where rows are huge
 _PICKLED_ROWS = 16  # at a time: few, since one row may hold a megabyte
 _LEARNING_BATCHES = 4  # rendered here at most, for rows to be compared with the slow ways
-# A worker needs two seconds to start, as long as a core needs for some two megabytes of rows
+# Workers need two seconds to start, as long as a core needs for some two megabytes of rows
 # (measured on 2 cores of an EPYC, Qwen3 tokenizer, 2026-12-01).
-_WORTH_BYTES = 8_000_000
+_WORTH_BYTES = 4_000_000
 _WAITING = 2  # batches a worker that are read ahead
 
-Batch = tuple[int, list[bytes]]  # the number of its first row; pickled lists of rows
+Batch = tuple[int, list[bytes]]  # the number of its first row, pickled lists of rows
 
 
 def render_rows(
@@ -61,53 +62,42 @@ def render_rows(
     batches = _batches(rows)
     num_workers = num_cores() if num_workers is None else num_workers
     num_bytes = 0
-    for number, batch in enumerate(batches):
+    for i, batch in enumerate(batches, start=1):
         yield _render(renderer, batch, tally)
         num_bytes += sum(map(len, batch[1]))
-        learned = renderer.trust.is_settled or number + 1 >= _LEARNING_BATCHES
+        is_learned = renderer.trust.is_settled or i >= _LEARNING_BATCHES
         left = 0 if num_rows is None else num_bytes * (num_rows / max(1, tally.num_rows) - 1)
-        if num_workers > 1 and learned and left >= _WORTH_BYTES:
+        if num_workers > 1 and is_learned and left >= _WORTH_BYTES:
             break
-    with ExitStack() as stack:
-        first = list(_some(batches, 1))
-        if first:
-            workers = _Workers(fmt, tokenizer, renderer.trust, checks, num_workers)
-            stack.callback(workers.close)
-            yield from workers.render(chain(first, batches), tally, checks)
+    for batch in batches:  # some are left: here begins what is worth more processes
+        workers = _Workers(fmt, tokenizer, renderer.trust, checks, num_workers)
+        try:
+            yield from workers.render(chain([batch], batches), tally, checks)
+        finally:
+            workers.close()
 
 
 def _render(renderer: Renderer, batch: Batch, tally: Tally) -> SampleBatch:
-    own = Tally()
-    first, blobs = batch
+    number, blobs = batch
     rows = [row for blob in blobs for row in pickle.loads(blob)]
-    samples = renderer.render(rows, own, first=first)
-    tally.add(own)
-    return samples
-
-
-def _some(batches: Iterator[Batch], number: int) -> Iterator[Batch]:
-    for _, batch in zip(range(number), batches, strict=False):
-        yield batch
+    return renderer.render(rows, tally, first_number=number)
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[Batch]:
-    first = num_rows = num_bytes = 0
+    """Yield rows by the batch, pickled few at a time: their objects take several times more."""
     blobs: list[bytes] = []
-    for some in _in_lists(rows):
+    num_before = num_rows = num_bytes = 0
+    rows = iter(rows)
+    while some := list(islice(rows, _PICKLED_ROWS)):
         blobs.append(pickle.dumps(some, protocol=pickle.HIGHEST_PROTOCOL))
         num_bytes += len(blobs[-1])
         num_rows += len(some)
         if num_rows >= _BATCH_ROWS or num_bytes >= _BATCH_BYTES:
-            yield first, blobs
-            first, num_rows, num_bytes, blobs = first + num_rows, 0, 0, []
+            yield num_before, blobs
+            num_before += num_rows
+            blobs, num_rows, num_bytes = [], 0, 0
     if blobs:
-        yield first, blobs
-
-
-def _in_lists(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    remaining = iter(rows)
-    while some := list(islice(remaining, _PICKLED_ROWS)):
-        yield some
+        yield num_before, blobs
 
 
 class _Workers:
@@ -121,25 +111,32 @@ class _Workers:
         checks: RowChecks,
         num_workers: int,
     ) -> None:
-        environment = {**os.environ, **child_environment(num_workers, device="cpu")}
-        command = [sys.executable, "-m", "autobatch.dataset.render_worker"]
-        self._threads = ThreadPoolExecutor(num_workers)
-        self._free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        self._all: list[subprocess.Popen[bytes]] = []
-        self._num_waiting = num_workers * (1 + _WAITING)
-        hello = pickle.dumps((fmt, tokenizer.directory, trust, (checks.mode, checks.num_rows)))
+        theirs: list[int] = []
+        self._free: queue.SimpleQueue[tuple[BinaryIO, BinaryIO]] = queue.SimpleQueue()
+        self._streams: list[BinaryIO] = []
         for _ in range(num_workers):
-            worker = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            self._all.append(worker)
-            assert worker.stdin is not None
-            worker.stdin.write(hello)
-            self._free.put(worker)
+            (requests, ours), (answers, to_us) = os.pipe(), os.pipe()
+            theirs += [requests, to_us]
+            pair = os.fdopen(ours, "wb"), os.fdopen(answers, "rb")
+            self._streams += pair
+            self._free.put(pair)
+        self._num_waiting = num_workers * (1 + _WAITING)
+        self._threads = ThreadPoolExecutor(num_workers)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "autobatch.dataset.render_worker", *map(str, theirs)],
+            env={**os.environ, **child_environment(num_workers, device="cpu")},
+            pass_fds=theirs,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # so that all of them can be ended at once
+        )
+        for end in theirs:
+            os.close(end)
+        assert self._process.stdin is not None
+        with suppress(OSError), self._process.stdin as stdin:
+            checked = checks.mode, checks.num_rows
+            stdin.write(pickle.dumps((fmt, tokenizer.directory, trust, checked)))
 
     def render(
         self, batches: Iterable[Batch], tally: Tally, checks: RowChecks
@@ -154,35 +151,31 @@ class _Workers:
             yield _taken(waiting.popleft().result(), tally, checks)
 
     def _ask(self, batch: Batch) -> Any:
-        worker = self._free.get()
-        assert worker.stdin is not None
-        assert worker.stdout is not None
+        requests, answers = pair = self._free.get()
         try:
-            pickle.dump(batch, worker.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-            worker.stdin.flush()
-            return pickle.load(worker.stdout)
+            pickle.dump(batch, requests, protocol=pickle.HIGHEST_PROTOCOL)
+            requests.flush()
+            return pickle.load(answers)
         except (OSError, EOFError, pickle.UnpicklingError, ValueError) as error:
-            code = worker.wait()
+            code = self._process.wait()
+            how = f"signal {code % 128}" if code < 0 or code > 128 else f"code {code}"
             raise DataError(
-                f"a process that renders rows ended by {f'signal {-code}' if code < 0 else code}, "
-                "perhaps for want of memory; free memory, or allow fewer cores (taskset -c 0)"
+                f"a process that renders rows ended by {how}, perhaps for want of memory; "
+                "free memory, or allow fewer cores (taskset -c 0)"
             ) from error
         finally:
-            self._free.put(worker)
+            self._free.put(pair)
 
     def close(self) -> None:
         """End all workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._all:
-            worker.kill()
-        for worker in self._all:
-            worker.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._threads.shutdown(wait=True)
-        for worker in self._all:
-            for stream in (worker.stdin, worker.stdout):
-                assert stream is not None
-                with suppress(OSError):  # what was still to be sent
-                    stream.close()
+        for stream in self._streams:
+            with suppress(OSError):  # what was still to be sent
+                stream.close()
 
 
 def _taken(answer: Any, tally: Tally, checks: RowChecks) -> SampleBatch:

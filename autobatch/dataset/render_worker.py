@@ -1,8 +1,10 @@
-"""Render batches of rows that the parent sends, as a process of its own.
+"""Render batches of rows that the parent sends, in processes of their own.
 
-Frames are pickles between a process and the child it started: (format, tokenizer directory,
-trust, how rows are checked) first, then (number of the first row, lists of rows). Each is
-answered by (SampleBatch, Tally, RowTally), or by an error.
+One process loads the tokenizer, then forks: loading is paid once, and what was loaded lies in
+memory once. Each fork serves two pipes. Frames are pickles between a process and its own
+children: (format, tokenizer directory, trust, how rows are checked) on stdin of the first; then
+(number of the first row, pickled lists of rows) to a fork, answered by (SampleBatch, Tally,
+RowTally) or by an error.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import pickle
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 from typing import BinaryIO
 
+from autobatch.dataset.encoding import Trust
 from autobatch.dataset.rendering import Renderer
 from autobatch.dataset.row_checks import RowChecks, RowTally
 from autobatch.dataset.tokenizer import load_tokenizer
@@ -22,41 +26,78 @@ from autobatch.dataset.turns import Tally
 from autobatch.errors import AutobatchError
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def serve(
+    renderer: Renderer, checks: RowChecks, trust: Trust, requests: BinaryIO, answers: BinaryIO
+) -> None:
     """Answer until the parent closes its end, or is gone."""
-    fmt, directory, trust, (turn_by_turn, num_rows) = pickle.load(requests)
-    tokenizer = load_tokenizer(directory)
-    checks = RowChecks(tokenizer, turn_by_turn=turn_by_turn, num_rows=num_rows)
-    renderer = Renderer(fmt, tokenizer, checks)
     while True:
         try:
-            first, blobs = pickle.load(requests)
-            rows = [row for rows in blobs for row in pickle.loads(rows)]
+            number, blobs = pickle.load(requests)
         except EOFError:
             return
         renderer.trust = replace(trust)  # each batch alike, whichever worker gets it
-        tally, checks.tally = Tally(), RowTally()
-        try:
-            answer: object = (renderer.render(rows, tally, first=first), tally, checks.tally)
-        except AutobatchError as error:
-            answer = error
-        except Exception:  # our fault; the parent tells it with these words
-            answer = traceback.format_exc()
-        del rows
+        answer = _answer(renderer, checks, number, blobs)
         pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
         answers.flush()
 
 
+def _answer(renderer: Renderer, checks: RowChecks, number: int, blobs: list[bytes]) -> object:
+    tally, checks.tally = Tally(), RowTally()
+    try:
+        rows = [row for blob in blobs for row in pickle.loads(blob)]
+        return renderer.render(rows, tally, first_number=number), tally, checks.tally
+    except AutobatchError as error:
+        return error
+    except Exception:  # our fault; the parent tells it with these words
+        return traceback.format_exc()
+
+
+def _fork(
+    renderer: Renderer, checks: RowChecks, trust: Trust, pipes: list[tuple[int, int]], own: int
+) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for i, ends in enumerate(pipes):
+            if i != own:  # a pipe ends when nobody holds it any more
+                for end in ends:
+                    os.close(end)
+        requests, answers = pipes[own]
+        serve(renderer, checks, trust, os.fdopen(requests, "rb"), os.fdopen(answers, "wb"))
+        code = 0
+    except BrokenPipeError:  # the parent is gone
+        pass
+    finally:
+        os._exit(code)
+
+
 def main() -> None:
-    """Serve stdin and stdout."""
+    """Load the tokenizer, fork a worker for each pair of pipes, wait for them.
+
+    Arguments are descriptors: requests and answers of the first worker, of the second ...
+    A worker that dies ends all; the exit code is 128 and its signal.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent keeps what is done, then ends us
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a worker
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no answer
-    try:
-        serve(sys.stdin.buffer, answers)
-    except BrokenPipeError:  # the parent is gone
-        os._exit(1)
+    numbers = [int(word) for word in sys.argv[1:]]
+    pipes = list(zip(numbers[::2], numbers[1::2], strict=True))
+    fmt, directory, trust, (turn_by_turn, num_rows) = pickle.load(sys.stdin.buffer)
+    tokenizer = load_tokenizer(directory)
+    checks = RowChecks(tokenizer, turn_by_turn=turn_by_turn, num_rows=num_rows)
+    renderer = Renderer(fmt, tokenizer, checks)
+    workers = [_fork(renderer, checks, trust, pipes, i) for i in range(len(pipes))]
+    for ends in pipes:
+        for end in ends:
+            os.close(end)
+    for _ in workers:
+        _, status = os.wait()
+        if os.WIFSIGNALED(status):
+            for pid in workers:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            os._exit(128 + os.WTERMSIG(status))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Renderer:
     """Renders rows of one format."""
 
     def __init__(self, fmt: RowFormat, tokenizer: Tokenizer, checks: RowChecks) -> None:
-        """Prepare for rows, which `checks` looks at.
+        """Prepare for rows, each of which `checks` looks at.
 
         Raises:
             DataError: if rows are conversations and the tokenizer has no chat template.
@@ -67,20 +67,18 @@ class Renderer:
         elif "prompt_key" in fmt.keys and tokenizer.template_hash is None:
             self._prepare, self._encode = self._pair, partial(encode_pairs, tokenizer)
 
-    def render(self, rows: Sequence[Row], tally: Tally, *, first: int = 0) -> SampleBatch:
+    def render(self, rows: Sequence[Row], tally: Tally, *, first_number: int = 0) -> SampleBatch:
         """Return the samples of some rows, in order; what became no sample is in the tally.
 
-        `first` rows came before those that the tally counts.
+        `first_number` is the number of the first row over all files.
         """
         self._is_new, self._has_compared = not self.trust.is_settled, False
         places: list[tuple[int, int, int]] = []
         prepared: list[Any] = []
-        for file_index, row_index, row in rows:
-            number = tally.num_rows
+        for number, (file_index, row_index, row) in enumerate(rows, start=first_number):
             tally.num_rows += 1
             try:
-                place = (first + number, file_index, row_index)
-                prepared.append(self._prepare(row, place, tally))
+                prepared.append(self._prepare(row, (number, file_index, row_index), tally))
             except RowSkippedError as reason:
                 tally.skip(str(reason), (number, file_index, row_index))
             else:

@@ -57,15 +57,13 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Count what was met in the rows that follow, too."""
-        before = self.num_rows
         for name in (f.name for f in fields(self)):
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, Counter):
                 mine.update(theirs)
             elif name == "examples":
                 for reason, rows in theirs.items():
-                    later = [(before + number, file, row) for number, file, row in rows]
-                    self.examples[reason] = (self.examples.get(reason, []) + later)[:_EXAMPLES]
+                    self.examples[reason] = (self.examples.get(reason, []) + rows)[:_EXAMPLES]
             elif isinstance(mine, int):
                 setattr(self, name, mine + theirs)
             else:
