@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import socket
@@ -74,6 +75,7 @@ class TokenCache:
                 raise ValueError(f"{folder} holds other lengths than tokens")
             if (label_tokens < 0).any() or (table[:, 2] >= len(files)).any():
                 raise ValueError(f"{folder} holds impossible samples")
+            _let_go(table)
         except DataError:
             raise
         except FileNotFoundError as error:
@@ -228,6 +230,12 @@ def _write(
     }
     (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
     return complete
+
+
+def _let_go(array: np.ndarray) -> None:
+    """Take the pages of a map out of this process; they are read again when touched."""
+    if isinstance(array, np.memmap) and hasattr(mmap, "MADV_DONTNEED"):
+        array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
 def _map(path: Path, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
