@@ -45,6 +45,7 @@ _FREE_KEYS = {
     "trainer.nnodes",
 }
 # These make another run: its checkpoints cannot be continued.
+_SCHEDULE_KEYS = ("trainer.total_training_steps", "trainer.total_epochs")
 _FIXED_KEYS = ("model.path", "model.init", "model.lora_rank", "engine.state_dtype")
 
 
@@ -112,7 +113,15 @@ def check_continues(config: Config, run_dir: Path) -> list[str]:
             f"{run_dir} holds a run with {key}={before.get(key)}, now it is {now[key]}; choose "
             "another trainer.output_dir, or trainer.resume_mode=disable to move the old run aside"
         )
-    return [f"the run goes on with {k}={now[k]}, before it was {before.get(k)}" for k in changed]
+    return [
+        f"the run goes on with {k}={_word(now[k])}, before it was {_word(before.get(k))}"
+        + ("; the learning rate's schedule changes with it" if k in _SCHEDULE_KEYS else "")
+        for k in changed
+    ]
+
+
+def _word(value: object) -> str:
+    return "not set" if value is None else str(value)
 
 
 def move_aside(run_dir: Path) -> Path | None:

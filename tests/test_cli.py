@@ -257,7 +257,8 @@ def test_a_line_that_cannot_be_parsed_is_exit_2(arguments: tuple[str, ...]) -> N
 
 
 def test_nothing_fits_is_exit_3_with_the_ways_out(tuned: Path) -> None:
-    """What was tried, what the model takes, what to do."""
+    """What the model takes and what to do, before any step is made."""
+    before = (tuned / "trials.jsonl").read_text()
     result = call(
         *("tune", "--out", str(tuned), "--device", "cpu", "--memory-limit", "1MiB"),
         *("--remove-padding", "on", "--gradient-checkpointing", "none"),
@@ -265,6 +266,8 @@ def test_nothing_fits_is_exit_3_with_the_ways_out(tuned: Path) -> None:
     )
     assert 3 == result.exit_code, result.output
     assert "1.0 MiB" in result.stderr
+    assert "weights, gradients and optimizer alone" in result.stderr
+    assert before == (tuned / "trials.jsonl").read_text(), "no step was needed to see it"
     assert "Traceback" not in result.output
 
 

@@ -149,3 +149,21 @@ def test_a_candidate_goes_into_a_config_and_back(candidate: Candidate) -> None:
 def test_every_tunable_key_is_a_key() -> None:
     """A renamed key would be written into nothing."""
     assert set(TUNABLE_KEYS) <= set(known_keys())
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("max_steps", "trainer.total_training_steps"),
+        ("trainer.max_steps", "trainer.total_training_steps"),
+        ("trainer.total_steps", "trainer.total_training_steps"),
+        ("num_train_epochs", "trainer.total_epochs"),
+        ("learning_rate", "optim.lr"),
+        ("per_device_train_batch_size", "data.micro_batch_size_per_gpu"),
+        ("cutoff_len", "data.max_length"),
+    ],
+)
+def test_other_trainers_words_lead_to_the_key(key: str, meant: str) -> None:
+    """What another tool calls a key is told apart from what merely looks like it."""
+    with pytest.raises(ConfigError, match=rf"did you mean {meant}\?"):
+        load_config(None, [f"{key}=5"])

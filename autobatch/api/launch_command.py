@@ -95,6 +95,11 @@ def launch(
         for message in changes:
             talk(f"warning: {message}")
         start_step = _start_step(resolved, run_dir, plan, talk)
+        if resolved.trainer.save_freq < 1:
+            talk(
+                "nothing is saved before the last step (trainer.save_freq=-1), so a run that is "
+                "cut off starts anew; trainer.save_freq=50 saves every 50 steps"
+            )
         starts_anew = resolved.trainer.resume_mode == "disable"
         is_done = not starts_anew and launching.is_finished(run_dir, num_steps=steps)
         keeps_config = is_done or (print_command and launching.holds_run(run_dir))

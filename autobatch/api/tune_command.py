@@ -26,7 +26,7 @@ from autobatch.api.tune_settings import (
 )
 from autobatch.config import Config, overridden_keys, resolve, with_values
 from autobatch.dataset.truncation import cut_lengths, trainable
-from autobatch.errors import ConfigError
+from autobatch.errors import ConfigError, NothingFitsError
 from autobatch.hardware.environment import num_cores
 from autobatch.preflight.batch import arithmetic
 from autobatch.preflight.rule import warnings_or_raise
@@ -34,6 +34,7 @@ from autobatch.preflight.run import check_run
 from autobatch.records import Candidate, Certificate, Toggles, Trial
 from autobatch.storage import DEFAULT_OUT, TUNED_FILE, make_out_dir
 from autobatch.tuning.certificate import certify
+from autobatch.tuning.objective import state_too_large_sentence
 from autobatch.tuning.result import SearchResult
 from autobatch.tuning.search import search
 from autobatch.tuning.verdict import write_verdict
@@ -120,6 +121,11 @@ def tune(
     _tell_and_check(inputs, resolved, out_dir, machine, talk)
     ranks = machine.data_parallel_size
     with prober_on(machine, config, out_dir) as runner:
+        too_large = state_too_large_sentence(
+            resolved, inputs.spec, limit_bytes=machine.limit_bytes, num_shards=ranks
+        )
+        if too_large is not None:
+            raise NothingFitsError(too_large)
         result = search(
             config=resolved,
             spec=inputs.spec,

@@ -55,8 +55,15 @@ def tune_view(report: TuneReport) -> RenderableType:
     cut_short = ""
     if num_tried < len(result.searched):
         cut_short = "; more --seconds would try the rest"
+    elif result.stopped_by == "time":
+        cut_short = "; more --seconds would try larger sizes"
     return Group(
         Text(f"{num_tried} of {len(result.searched)} toggle sets were stepped{cut_short}"),
+        *(
+            [Text("warning: the time ended first, so the winner is provisional")]
+            if cut_short
+            else []
+        ),
         trials_table(result.trials, result.winner.trial_id, result.tokens_per_sec),
         *(Text(f"{key} not tried: {why}") for key, why in result.left_out.items()),
         Text(""),

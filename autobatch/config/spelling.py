@@ -26,6 +26,21 @@ ALIASES = {
     "trainer.n_gpus_per_node": "trainer.nproc_per_node",
     "trainer.seed": "data.seed",
 }
+# What others call it, or a user tries first: last part of a key -> the key here.
+_OTHER_WORDS = {
+    "max_steps": "trainer.total_training_steps",
+    "total_steps": "trainer.total_training_steps",
+    "num_steps": "trainer.total_training_steps",
+    "num_train_epochs": "trainer.total_epochs",
+    "epochs": "trainer.total_epochs",
+    "save_steps": "trainer.save_freq",
+    "learning_rate": "optim.lr",
+    "lr": "optim.lr",
+    "batch_size": "data.train_batch_size",
+    "per_device_train_batch_size": "data.micro_batch_size_per_gpu",
+    "max_seq_length": "data.max_length",
+    "cutoff_len": "data.max_length",
+}
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _DTYPE_KEYS = ("engine.state_dtype", "engine.param_dtype", "engine.reduce_dtype")
 
@@ -55,6 +70,7 @@ def check_known(key: str) -> None:
         return
     last = key.rsplit(".", 1)[-1]
     by_last = [k for k in known if k.rsplit(".", 1)[-1] == last]
-    close = by_last or difflib.get_close_matches(key, [*known, *ALIASES], n=1, cutoff=0.5)
+    close = by_last or [_OTHER_WORDS[w] for w in [last] if w in _OTHER_WORDS]
+    close = close or difflib.get_close_matches(key, [*known, *ALIASES], n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else f"sections are {', '.join(SECTIONS)}"
     raise ConfigError(f"unknown key {key}; {hint}")

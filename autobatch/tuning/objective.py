@@ -84,6 +84,34 @@ def judge_winner(
     )
 
 
+def state_too_large_sentence(
+    config: Config, spec: ModelSpec, *, limit_bytes: int, num_shards: int
+) -> str | None:
+    """Return why no micro-batch can fit: the training state of one rank alone does not.
+
+    None where it does, or is not known (adapters train a few parameters only).
+    """
+    parameters = num_parameters(spec)
+    if parameters is None or config.model.lora_rank:
+        return None
+    if parameters * state_bytes_per_parameter(config) / num_shards < limit_bytes:
+        return None
+    remedies = _remedies_for_state(config, parameters / num_shards, limit_bytes)
+    return (
+        f"nothing fits in {format_gib(limit_bytes)}: {_state_words(config, parameters, num_shards)}"
+        f"; try {', '.join(remedies[:-1])} or {remedies[-1]}"
+    )
+
+
+def _state_words(config: Config, parameters: int, num_shards: int) -> str:
+    per_parameter = state_bytes_per_parameter(config)
+    return (
+        f"weights, gradients and optimizer alone take "
+        f"{format_gib(parameters * per_parameter / num_shards)} a rank "
+        f"({format_count(parameters)} parameters x {per_parameter} bytes / {num_shards})"
+    )
+
+
 def nothing_fits_sentence(
     config: Config, spec: ModelSpec, trials: Sequence[Trial], smallest: Sequence[Candidate]
 ) -> str:
@@ -92,21 +120,17 @@ def nothing_fits_sentence(
     sizes = " and ".join(dict.fromkeys(map(size_text, smallest)))
     reached = f" (it passed {format_gib(min(peaks))})" if peaks else ""
     limit = trials[0].memory_limit_bytes
+    shards = trials[0].data_parallel_size if smallest[0].toggles.strategy == "fsdp2" else 1
+    too_large = state_too_large_sentence(config, spec, limit_bytes=limit, num_shards=shards)
+    if too_large is not None:
+        return too_large
     state = ""
     remedies = ["a shorter --max-length", "LoRA", "more GPUs", "a bigger --memory-limit"]
     if all(candidate.toggles.gradient_checkpointing == "none" for candidate in smallest):
         remedies.insert(0, "model.gradient_checkpointing=full")
     parameters = num_parameters(spec)
     if parameters is not None:
-        per_parameter = state_bytes_per_parameter(config)
-        shards = trials[0].data_parallel_size if smallest[0].toggles.strategy == "fsdp2" else 1
-        state_bytes = parameters * per_parameter / shards
-        state = (
-            f"; weights, gradients and optimizer alone take {format_gib(state_bytes)} a rank "
-            f"({format_count(parameters)} parameters x {per_parameter} bytes / {shards})"
-        )
-        if state_bytes >= limit:
-            remedies = _remedies_for_state(config, parameters / shards, limit)
+        state = f"; {_state_words(config, parameters, shards)}"
     return (
         f"nothing fits in {format_gib(limit)}: even {sizes} a micro-batch "
         f"ran out of memory{reached}{state}; try {', '.join(remedies[:-1])} or {remedies[-1]}"
