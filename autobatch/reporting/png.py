@@ -83,7 +83,7 @@ def _texts(profile: LengthProfile) -> dict[str, str]:
     return {
         "title": f"Tokens a row: {data_name(profile.data)}",
         "facts": shortened("  ·  ".join(facts), 150),
-        "reason": "\n".join(textwrap.wrap(reason, 150, max_lines=2, placeholder=" …")),
+        "reason": "\n".join(textwrap.wrap(reason, 138, max_lines=2, placeholder=" …")),
     }
 
 
