@@ -49,10 +49,11 @@ def arrow_batches(file: DataFile, columns: Sequence[str] | None) -> Iterator[Any
     for, as Arrow files are cut by whole columns.
 
     Raises:
-        DataError: if the file is damaged.
+        DataError: if the file is damaged, or a column to be read is there twice.
     """
     if file.kind == "parquet":
         with _open_parquet(file) as parquet:
+            _check_single(file, parquet.schema_arrow.names, columns)
             batches = parquet.iter_batches(
                 batch_size=_ROWS_PER_BATCH,
                 columns=None if columns is None else list(columns),
@@ -67,11 +68,20 @@ def arrow_batches(file: DataFile, columns: Sequence[str] | None) -> Iterator[Any
     with _open_arrow(file) as reader:
         for batch in _ipc_batches(file, reader):
             names = batch.schema.names
+            _check_single(file, names, columns)
             if columns is not None:
                 wanted = {c if c in names else c.split(".")[0] for c in columns}
                 batch = batch.select([name for name in names if name in wanted])
             for start in range(0, batch.num_rows, _ROWS_PER_BATCH):
                 yield batch.slice(start, _ROWS_PER_BATCH)
+
+
+def _check_single(file: DataFile, names: Sequence[str], columns: Sequence[str] | None) -> None:
+    """Refuse columns of one name, of which a row would hold the last."""
+    for column in names if columns is None else columns:
+        name = column if column in names else column.split(".")[0]
+        if (num_columns := names.count(name)) > 1:
+            raise DataError(f"{file.path} has {num_columns} columns named {name!r}; rename them")
 
 
 def arrow_rows(file: DataFile, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:

@@ -153,7 +153,7 @@ def _check_column(file: DataFile, columns: Mapping[str, str], name: str, path: s
     if name in ("prompt_key", "response_key", "text_key", "input_key"):
         # prompt and response may be messages; from/value pairs are a whole conversation
         allowed = name in ("prompt_key", "response_key") and kind == "turns"
-        allowed = allowed and bool(_roles(file, columns, path) - {None})
+        allowed = allowed and bool(_roles(file, columns, path))
         if kind in ("list", "struct", "turns") and not allowed:
             raise DataError(
                 f"{file.path}: column {path!r} is a {'struct' if kind == 'struct' else 'list'}, "
@@ -167,13 +167,14 @@ def _check_column(file: DataFile, columns: Mapping[str, str], name: str, path: s
 
 
 def _first_turns(file: DataFile, path: str) -> list[dict[str, Any]]:
-    rows = islice(read_rows(file, [path]), SAMPLED_ROWS)
-    return [turn for row in rows for turn in value_at(row, path) or () if isinstance(turn, dict)]
+    values = (value_at(row, path) for row in islice(read_rows(file, [path]), SAMPLED_ROWS))
+    turns = (turn for value in values if isinstance(value, list) for turn in value)
+    return [turn for turn in turns if isinstance(turn, dict)]
 
 
-def _roles(file: DataFile, columns: Mapping[str, str], path: str) -> set[Any]:
+def _roles(file: DataFile, columns: Mapping[str, str], path: str) -> set[str]:
     turns = _first_turns(file, path) if columns.get(path) == "turns" else []
-    return {turn.get("role") for turn in turns}
+    return {turn["role"] for turn in turns if isinstance(turn.get("role"), str)}
 
 
 def _from_columns(file: DataFile, columns: Mapping[str, str], format: str) -> RowFormat:

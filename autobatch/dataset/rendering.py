@@ -36,7 +36,7 @@ from autobatch.dataset.turns import (
 )
 from autobatch.errors import DataError
 
-RENDERING_VERSION = 1  # raise it when the ids or labels of any row change: caches are rebuilt
+RENDERING_VERSION = 2  # raise it when the ids or labels of any row change: caches are rebuilt
 
 
 class Renderer:

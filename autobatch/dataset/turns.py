@@ -147,6 +147,8 @@ def _as_message(turn: Any, tally: Tally) -> dict[str, Any]:
             raise RowSkippedError(f"role {tag!r} is unknown")
         message = {k: v for k, v in turn.items() if k not in ("from", "value")}
         message |= {"role": _ROLES[tag], "content": turn.get("value")}
+    if message.get("tool_calls"):
+        message["tool_calls"] = _as_calls(message["tool_calls"])
     content = message.get("content")
     if content is None:
         message["content"] = ""
@@ -160,6 +162,18 @@ def _as_message(turn: Any, tally: Tally) -> dict[str, Any]:
             kind = "text" if isinstance(function["arguments"], str) else "object"
             tally.argument_kinds[kind] += 1
     return message
+
+
+def _as_calls(value: Any) -> list[Any]:
+    """Return tool calls from a list or its JSON text; a template would walk over characters."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else []
+        except (ValueError, RecursionError):
+            raise RowSkippedError("tool_calls are no JSON") from None
+    if not isinstance(value, list):
+        raise RowSkippedError("tool_calls are no list")
+    return value
 
 
 def _join_parts(parts: list[Any], message: Mapping[str, Any], tally: Tally) -> dict[str, Any]:
