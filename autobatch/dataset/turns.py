@@ -160,7 +160,11 @@ def _as_message(turn: Any, tally: Tally) -> dict[str, Any]:
         raise RowSkippedError("response is not text")
     for call in message.get("tool_calls") or ():
         function = call.get("function", call) if isinstance(call, Mapping) else {}
-        if isinstance(function, Mapping) and function.get("arguments") is not None:
+        if not isinstance(function, Mapping):
+            continue
+        if not isinstance(function.get("name", ""), str):  # a template would print None
+            raise RowSkippedError("the name of a tool call is not text")
+        if function.get("arguments") is not None:
             kind = "text" if isinstance(function["arguments"], str) else "object"
             tally.argument_kinds[kind] += 1
     return message
@@ -229,7 +233,7 @@ def row_tools(row: Mapping[str, Any], fmt: RowFormat) -> list[Any] | None:
     """Return the tools of a row; an empty list, empty text or null is None.
 
     Raises:
-        RowSkippedError: if tools given as text are no JSON.
+        RowSkippedError: if they are something else, or text that is no JSON.
     """
     value = value_at(row, fmt.keys["tools_key"]) if "tools_key" in fmt.keys else None
     try:
@@ -241,4 +245,6 @@ def row_tools(row: Mapping[str, Any], fmt: RowFormat) -> list[Any] | None:
             value = [json.loads(tool) if isinstance(tool, str) else tool for tool in value]
     except (ValueError, RecursionError):
         raise RowSkippedError("tools are no JSON") from None
+    if value and not isinstance(value, list):
+        raise RowSkippedError("tools are no list")
     return value or None
