@@ -28,6 +28,10 @@ class RowSkippedError(Exception):
     """A row cannot become a sample; the message is the reason it is counted under."""
 
 
+class _UnknownTagError(RowSkippedError):
+    """A turn is by nobody known; those of the other turns are counted with it."""
+
+
 @dataclass(kw_only=True)
 class Tally:
     """What was met while rows became samples; grows during one pass over the data."""
@@ -128,7 +132,12 @@ def as_messages(
             raise RowSkippedError(f"{name} are no list") from None
     if not isinstance(value, list):
         raise RowSkippedError(f"{name} are no list")
-    return [_as_message(turn, tally) for turn in value]
+    try:
+        return [_as_message(turn, tally) for turn in value]
+    except _UnknownTagError:
+        tags = (str(turn["from"]) for turn in value if isinstance(turn, Mapping) and "from" in turn)
+        tally.unknown_roles.update(tag for tag in tags if tag not in _ROLES)
+        raise
 
 
 def _as_message(turn: Any, tally: Tally) -> dict[str, Any]:
@@ -145,8 +154,7 @@ def _as_message(turn: Any, tally: Tally) -> dict[str, Any]:
     else:
         tag = str(turn["from"])
         if tag not in _ROLES:
-            tally.unknown_roles[tag] += 1
-            raise RowSkippedError(f"role {tag!r} is unknown")
+            raise _UnknownTagError(f"role {tag!r} is unknown")
         message = {k: v for k, v in turn.items() if k not in ("from", "value")}
         message |= {"role": _ROLES[tag], "content": turn.get("value")}
     if message.get("tool_calls"):
