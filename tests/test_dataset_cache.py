@@ -149,7 +149,7 @@ def test_unknown_sharegpt_roles_are_listed(tmp_path, tokenizer):
     usual = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
     file = write_jsonl(tmp_path / "c.jsonl", [strange, usual])
     profile = profile_lengths([file], tokenizer_dir=tokenizer)
-    assert "unknown roles: bing (1)" in [w.seen for w in profile.warnings]
+    assert "unknown roles: bing (1), user_1 (1)" in [w.seen for w in profile.warnings]
     file = write_jsonl(tmp_path / "d.jsonl", [strange] * 2)
-    with pytest.raises(DataError, match=r"unknown roles: bing \(2\)"):
+    with pytest.raises(DataError, match=r"unknown roles: bing \(2\), user_1 \(2\)"):
         profile_lengths([file], tokenizer_dir=tokenizer)

@@ -33,7 +33,8 @@ TEMPLATE = (
     "{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-NEVER_WRITTEN = ("None", "nan", "array(", "datetime", "Decimal")
+# None of the texts below holds one of these, so no rendered text may.
+NEVER_WRITTEN = ("None", "nan", "array(", "date", "Decimal", "<bytes>", "object")
 
 
 def fuzzed(num_examples: int) -> Callable[[Any], Any]:
@@ -54,13 +55,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def check(tokenizer: str, write: Callable[[Path], Any], name: str, *options: str) -> dict[str, Any]:
-    """Profile one file as a user does; check the answer, and return the record, {} if refused.
-
-    `write` writes the file and returns what text it holds.
-    """
+    """Profile one file as a user does; check the answer, and return the record, {} if refused."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder) / name
-        held = str(write(path))
+        write(path)
         patch.setenv("AUTOBATCH_CACHE", f"{folder}/cache")
         patch.setattr("tempfile.tempdir", folder)
         command = ["profile", str(path), "--tokenizer", tokenizer, "--out", f"{folder}/out"]
@@ -82,13 +80,14 @@ def check(tokenizer: str, write: Callable[[Path], Any], name: str, *options: str
         skipped = sum(record["skipped"].values())
         assert record["num_rows"] == record["num_samples"] + skipped
         assert record["num_samples"] == sum(count for _, count in record["histogram"])
-        cache = TokenCache.open(record["cache_dir"])
-        assert record["num_samples"] == cache.num_samples
-        assert record["num_tokens"] == len(cache.tokens)
+        cache = TokenCache.open(record["cache_dir"], partial_ok=True)
+        if record["sampled"] is None:
+            assert record["num_samples"] == cache.num_samples
+            assert record["num_tokens"] == len(cache.tokens)
         assert 0 < record["num_label_tokens"] <= record["num_tokens"]
         if record["data"]["format"] != "input_ids":
             text = PreTrainedTokenizerFast.from_pretrained(tokenizer).decode(cache.tokens)
-            assert [] == [word for word in NEVER_WRITTEN if word in text and word not in held]
+            assert [] == [word for word in NEVER_WRITTEN if word in text]
         return record
 
 
@@ -262,7 +261,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
     """Return tables with a known set of columns, or nearly, among others."""
     names = list(draw(st.sampled_from(SETS)))
     names += draw(st.lists(st.sampled_from((*WANTED, *OTHER_NAMES)), max_size=2))
-    size = draw(st.integers(0, 9))
+    size = draw(st.sampled_from((*range(10), 60)))
     rng = Random(draw(st.integers(0, 2**32)))
     columns = []
     for name in names:
@@ -283,17 +282,16 @@ def key_options(draw: st.DrawFn, names: list[str]) -> list[str]:
     return [f"--{key}-key={path}" for key, path in chosen.items()]
 
 
-def write_arrow(table: pa.Table, kind: str, rows_per_group: int) -> Callable[[Path], str]:
+def write_arrow(table: pa.Table, kind: str, rows_per_group: int) -> Callable[[Path], None]:
     """Return a function that writes a table."""
 
-    def write(path: Path) -> str:
+    def write(path: Path) -> None:
         if kind == "parquet":
             pq.write_table(table, path, row_group_size=rows_per_group)
-            return ""
+            return
         new = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
         with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema) as writer:
             writer.write_table(table, max_chunksize=rows_per_group)
-        return ""
 
     return write
 
@@ -307,6 +305,8 @@ def test_any_table_is_profiled_or_refused(
 ) -> None:
     """Nested, null, of any type, with strange names and several row groups."""
     options = data.draw(st.one_of(st.just([]), st.just([]), key_options(table.column_names)))
+    if table.num_rows >= 60:
+        options = [*options, "--sample", "50"]
     write = write_arrow(table, kind, data.draw(st.sampled_from((1, 2, 99))))
     try:
         record = check(tokenizer, write, "a.parquet" if kind == "parquet" else "a.arrow", *options)
@@ -407,17 +407,16 @@ def json_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
     return [{name: SOUND[name] for name in names}, *rows] if is_left else rows
 
 
-def write_json(rows: list[Any], kind: str) -> Callable[[Path], str]:
+def write_json(rows: list[Any], kind: str) -> Callable[[Path], None]:
     """Return a function that writes rows as lines, as one list, or as parquet."""
 
-    def write(path: Path) -> str:
+    def write(path: Path) -> None:
         if kind == "parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
         elif kind == "json":
             path.write_text(json.dumps(rows))
         else:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return ""
 
     return write
 

@@ -18,9 +18,10 @@ from rich.console import RenderableType
 
 from autobatch.api import TuneReport
 from autobatch.dataset.interrupting import ProfileInterrupted
-from autobatch.errors import AutobatchError
+from autobatch.errors import AutobatchError, DataError
 from autobatch.records import LengthProfile, Trial
 from autobatch.reporting import ProfileProgress, RunProgress, profile_table, show, trial_line
+from autobatch.reporting.words import printable
 from autobatch.storage import to_plain
 
 
@@ -154,7 +155,7 @@ def plain_errors(*parts: Rows | Steps) -> Iterator[None]:
         yield
     except AutobatchError as error:
         _close(parts)
-        click.echo(f"autobatch: {error}", err=True)
+        click.echo(f"autobatch: {_words(error)}", err=True)
         raise SystemExit(error.exit_code) from error
     except KeyboardInterrupt as error:
         _close(parts)
@@ -185,6 +186,13 @@ def plain_errors(*parts: Rows | Steps) -> Iterator[None]:
         _close(parts)
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _words(error: AutobatchError) -> str:
+    """Return its sentence, in which a name from data neither breaks the line nor moves a cursor."""
+    if isinstance(error, DataError):
+        return printable(str(error))
+    return "\n".join(map(printable, str(error).split("\n")))  # preflight says several
 
 
 def _own_fault(error: Exception) -> str:

@@ -93,8 +93,8 @@ def arrow_rows(file: DataFile, columns: Sequence[str] | None) -> Iterator[dict[s
     for batch in arrow_batches(file, columns):
         try:
             with _damage_told(file):
-                rows = batch.to_pylist()
-        except (ValueError, OverflowError) as error:  # a date beyond the year 9999
+                rows = batch.to_pylist(maps_as_pydicts="strict")
+        except (ValueError, OverflowError, KeyError) as error:  # the year 10000, a key twice
             names = ", ".join(batch.schema.names)
             raise DataError(
                 f"{file.path} holds a value in {names} that cannot be read "

@@ -23,7 +23,8 @@ from autobatch.dataset.row_checks import RowChecks
 from autobatch.dataset.rows import Row
 from autobatch.dataset.samples import SampleBatch, make_batch
 from autobatch.dataset.spans import Span, spans_by_prefix, spans_by_search
-from autobatch.dataset.templates import is_plain
+from autobatch.dataset.templates import is_json, is_plain
+from autobatch.dataset.text_rows import TooDeep
 from autobatch.dataset.tokenizer import Tokenizer
 from autobatch.dataset.turn_by_turn import Place
 from autobatch.dataset.turns import (
@@ -80,7 +81,9 @@ class Renderer:
             try:
                 prepared.append(self._prepare(row, (number, file_index, row_index), tally))
             except RowSkippedError as reason:
-                tally.skip(str(reason), (number, file_index, row_index))
+                is_deep = any(isinstance(value, TooDeep) for value in row.values())
+                why = "nested too deeply" if is_deep else str(reason)
+                tally.skip(why, (number, file_index, row_index))
             else:
                 places.append((number, file_index, row_index))
         lengths, ids, labels = self._encode(prepared)
@@ -116,6 +119,8 @@ class Renderer:
         tools = row_tools(row, self._fmt)
         try:
             text = self._render(messages, tools)
+        except RowSkippedError:
+            raise
         except Exception as error:  # whatever a template does to say no
             tally.refuse(error)
             raise RowSkippedError("template refuses the row") from error
@@ -129,6 +134,8 @@ class Renderer:
     def _render(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
         quick = self._tokenizer.quick
         if quick is None or not self.trust.quick or not is_plain(messages, tools):
+            if not is_json(messages, tools):
+                raise RowSkippedError("a value is neither text, number nor list (a date, bytes)")
             return self._tokenizer.render(messages, tools=tools)
         try:
             text = quick(messages, tools)

@@ -82,6 +82,11 @@ def is_plain(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None)
     return bool(messages)
 
 
+def is_json(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> bool:
+    """Return whether JSON knows all of these; transformers prints `<date>` for a date."""
+    return _is_json(messages) and (tools is None or _is_json(tools))
+
+
 def _is_json(value: Any) -> bool:
     kind = type(value)
     if kind in _PLAIN_TYPES:

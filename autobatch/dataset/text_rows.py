@@ -17,6 +17,12 @@ _BOM = b"\xef\xbb\xbf"
 _CHUNK_BYTES = 2**18
 # A value cut by the end of what was read fails within its last characters (`-Infinit`, `\u12`).
 _CUT_CHARS = 16
+# Deeper values would exhaust Python's stack wherever they go; no conversation is.
+_MOST_DEPTH = 256
+
+
+class TooDeep:
+    """Stands in a row for a value that is nested too deeply."""
 
 
 def text_rows(file: DataFile) -> Iterator[dict[str, Any]]:
@@ -61,7 +67,7 @@ def _json_lines(file: DataFile, stream: IO[bytes]) -> Iterator[dict[str, Any]]:
             raise DataError(f"{where} is not valid JSON ({error}); correct the line") from error
         if not isinstance(row, dict):
             raise DataError(f"{where} is no JSON object; write one object a line")
-        yield row
+        yield _shallow(row, line.count(b"[") + line.count(b"{"))
 
 
 def _json_list(file: DataFile, start: bytes, stream: IO[bytes]) -> Iterator[dict[str, Any]]:
@@ -92,14 +98,36 @@ def _json_list(file: DataFile, start: bytes, stream: IO[bytes]) -> Iterator[dict
                 break
         if not isinstance(row, dict):
             raise DataError(f"{file.path} item {number} is no JSON object; make each item a row")
+        num_open = text.kept.count("[", text.place, end) + text.kept.count("{", text.place, end)
         text.place = end
         number += 1
-        yield row
+        yield _shallow(row, num_open)
     if text.next_sign() != "]":
         raise _no_json(file, number, "the list does not end")
     text.skip("]")
     if text.next_sign():
         raise _no_json(file, number, "something follows the list")
+
+
+def _shallow(row: dict[str, Any], num_open: int) -> dict[str, Any]:
+    """Return a row without its deep values; it cannot be deeper than the brackets it opens."""
+    if num_open <= _MOST_DEPTH:
+        return row
+    return {name: TooDeep() if _is_deep(value) else value for name, value in row.items()}
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MOST_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _no_json(file: DataFile, number: int, reason: str) -> DataError:

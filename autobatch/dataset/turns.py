@@ -28,6 +28,10 @@ class RowSkippedError(Exception):
     """A row cannot become a sample; the message is the reason it is counted under."""
 
 
+class _UnknownTagError(RowSkippedError):
+    """A turn is by nobody known; those of the other turns are counted with it."""
+
+
 @dataclass(kw_only=True)
 class Tally:
     """What was met while rows became samples; grows during one pass over the data."""
@@ -126,7 +130,12 @@ def as_messages(
             raise RowSkippedError(f"{name} are no list") from None
     if not isinstance(value, list):
         raise RowSkippedError(f"{name} are no list")
-    return [_as_message(turn, tally) for turn in value]
+    try:
+        return [_as_message(turn, tally) for turn in value]
+    except _UnknownTagError:
+        tags = (str(turn["from"]) for turn in value if isinstance(turn, Mapping) and "from" in turn)
+        tally.unknown_roles.update(tag for tag in tags if tag not in _ROLES)
+        raise
 
 
 def _as_message(turn: Any, tally: Tally) -> dict[str, Any]:
@@ -143,8 +152,7 @@ def _as_message(turn: Any, tally: Tally) -> dict[str, Any]:
     else:
         tag = str(turn["from"])
         if tag not in _ROLES:
-            tally.unknown_roles[tag] += 1
-            raise RowSkippedError(f"role {tag!r} is unknown")
+            raise _UnknownTagError(f"role {tag!r} is unknown")
         message = {k: v for k, v in turn.items() if k not in ("from", "value")}
         message |= {"role": _ROLES[tag], "content": turn.get("value")}
     if message.get("tool_calls"):
@@ -158,7 +166,11 @@ def _as_message(turn: Any, tally: Tally) -> dict[str, Any]:
         raise RowSkippedError("response is not text")
     for call in message.get("tool_calls") or ():
         function = call.get("function", call) if isinstance(call, Mapping) else {}
-        if isinstance(function, Mapping) and function.get("arguments") is not None:
+        if not isinstance(function, Mapping):
+            continue
+        if not isinstance(function.get("name", ""), str):  # a template would print None
+            raise RowSkippedError("the name of a tool call is not text")
+        if function.get("arguments") is not None:
             kind = "text" if isinstance(function["arguments"], str) else "object"
             tally.argument_kinds[kind] += 1
     return message
@@ -227,7 +239,7 @@ def row_tools(row: Mapping[str, Any], fmt: RowFormat) -> list[Any] | None:
     """Return the tools of a row; an empty list, empty text or null is None.
 
     Raises:
-        RowSkippedError: if tools given as text are no JSON.
+        RowSkippedError: if they are something else, or text that is no JSON.
     """
     value = value_at(row, fmt.keys["tools_key"]) if "tools_key" in fmt.keys else None
     try:
@@ -239,4 +251,6 @@ def row_tools(row: Mapping[str, Any], fmt: RowFormat) -> list[Any] | None:
             value = [json.loads(tool) if isinstance(tool, str) else tool for tool in value]
     except (ValueError, RecursionError):
         raise RowSkippedError("tools are no JSON") from None
+    if value and not isinstance(value, list):
+        raise RowSkippedError("tools are no list")
     return value or None
