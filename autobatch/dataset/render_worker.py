@@ -79,6 +79,7 @@ def main() -> None:
     fmt, directory, trust = pickle.load(sys.stdin.buffer)
     renderer = Renderer(fmt, load_tokenizer(directory))
     workers = [_fork(renderer, trust, pipes, i) for i in range(len(pipes))]
+    os.write(1, b"\n")  # ready
     for ends in pipes:
         for end in ends:
             os.close(end)
