@@ -19,6 +19,14 @@ ROOT = Path(__file__).parent.parent
 ROW = {"question": "What is two plus two?", "answer": "Two plus two is four. " * 4}
 
 
+@pytest.fixture(autouse=True)
+def interrupts_arrive():
+    """Take interrupts, here and in children: a job in the background of a script ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     """A tokenizer directory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -30,9 +31,10 @@ _BATCH_ROWS = 1000
 _BATCH_BYTES = 1_000_000  # pickled; bounds memory where rows are huge
 _PICKLED_ROWS = 16  # at a time: few, since one row may hold a megabyte
 _LEARNING_BATCHES = 4  # rendered here at most, for rows to be compared with the slow ways
-# Workers need two seconds to start, as long as a core needs for some two megabytes of rows
-# (measured on 2 cores of an EPYC, Qwen3 tokenizer, 2026-12-01).
-_WORTH_BYTES = 4_000_000
+# Workers need two seconds of a core to start, as long as it needs for two megabytes of rows
+# (measured on 2 cores of an EPYC, Qwen3 tokenizer, 2026-12-01); meanwhile rows go on here.
+_WORTH_BYTES = 8_000_000
+_GOODBYE_SECS = 5.0
 _WAITING = 2  # batches a worker that are read ahead
 
 Batch = tuple[int, list[bytes]]  # the number of its first row, pickled lists of rows
@@ -61,19 +63,23 @@ def render_rows(
     renderer = Renderer(fmt, tokenizer, checks)
     batches = _batches(rows)
     num_workers = num_cores() if num_workers is None else num_workers
+    workers: _Workers | None = None
     num_bytes = 0
-    for i, batch in enumerate(batches, start=1):
-        yield _render(renderer, batch, tally)
-        num_bytes += sum(map(len, batch[1]))
-        is_learned = renderer.trust.is_settled or i >= _LEARNING_BATCHES
-        left = 0 if num_rows is None else num_bytes * (num_rows / max(1, tally.num_rows) - 1)
-        if num_workers > 1 and is_learned and left >= _WORTH_BYTES:
-            break
-    for batch in batches:  # some are left: here begins what is worth more processes
-        workers = _Workers(fmt, tokenizer, renderer.trust, checks, num_workers)
-        try:
-            yield from workers.render(chain([batch], batches), tally, checks)
-        finally:
+    try:
+        for i, batch in enumerate(batches, start=1):
+            if workers is not None and workers.are_ready():
+                yield from workers.render(chain([batch], batches), tally, checks)
+                break
+            yield _render(renderer, batch, tally)
+            num_bytes += sum(map(len, batch[1]))
+            is_learned = renderer.trust.is_settled or i >= _LEARNING_BATCHES
+            left = 0 if num_rows is None else num_bytes * (num_rows / max(1, tally.num_rows) - 1)
+            if workers is None and num_workers > 1 and is_learned and left >= _WORTH_BYTES:
+                workers = _Workers(fmt, tokenizer, renderer.trust, checks, num_workers)
+        if workers is not None:
+            workers.dismiss()
+    finally:
+        if workers is not None:
             workers.close()
 
 
@@ -118,7 +124,7 @@ class _Workers:
             (requests, ours), (answers, to_us) = os.pipe(), os.pipe()
             theirs += [requests, to_us]
             pair = os.fdopen(ours, "wb"), os.fdopen(answers, "rb")
-            self._streams += pair
+            self._streams += pair  # requests, answers
             self._free.put(pair)
         self._num_waiting = num_workers * (1 + _WAITING)
         self._threads = ThreadPoolExecutor(num_workers)
@@ -127,7 +133,7 @@ class _Workers:
             env={**os.environ, **child_environment(num_workers, device="cpu")},
             pass_fds=theirs,
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # so that all of them can be ended at once
         )
@@ -137,6 +143,11 @@ class _Workers:
         with suppress(OSError), self._process.stdin as stdin:
             checked = checks.mode, checks.num_rows
             stdin.write(pickle.dumps((fmt, tokenizer.directory, trust, checked)))
+
+    def are_ready(self) -> bool:
+        """Return whether they have loaded the tokenizer, or have failed to."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def render(
         self, batches: Iterable[Batch], tally: Tally, checks: RowChecks
@@ -166,14 +177,23 @@ class _Workers:
         finally:
             self._free.put(pair)
 
+    def dismiss(self) -> None:
+        """Let workers without work go by themselves: their times then count as ours."""
+        for stream in self._streams[::2]:
+            stream.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GOODBYE_SECS)
+
     def close(self) -> None:
         """End all workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process.returncode != 0:  # not dismissed
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         self._threads.shutdown(wait=True)
-        for stream in self._streams:
+        for stream in (*self._streams, self._process.stdout):
+            assert stream is not None
             with suppress(OSError):  # what was still to be sent
                 stream.close()
 

@@ -88,6 +88,7 @@ def main() -> None:
     checks = RowChecks(tokenizer, turn_by_turn=turn_by_turn, num_rows=num_rows)
     renderer = Renderer(fmt, tokenizer, checks)
     workers = [_fork(renderer, checks, trust, pipes, i) for i in range(len(pipes))]
+    os.write(1, b"\n")  # ready
     for ends in pipes:
         for end in ends:
             os.close(end)

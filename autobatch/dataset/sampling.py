@@ -154,14 +154,19 @@ def _errors(
         return {"error_tokens": {}, "num_tokens_error_fraction": 0.0}
     num_all = int(share[-1])
 
-    def at(p: float) -> int:
+    def index_at(p: float) -> int:
         index = int(np.searchsorted(share, min(max(p, 0.0), 1.0) * num_all - 1e-9))
-        return int(lengths[min(index, len(lengths) - 1)])
+        return min(index, len(lengths) - 1)
+
+    def at(p: float) -> int:
+        return int(lengths[index_at(p)])
 
     errors = {}
     for name, p in _PERCENTILES.items():
         estimate = at(p)
-        spread = _SIGMAS * _share_deviation(groups, tokens, estimate) / num_all
+        # a row that stands for many says nothing about the lengths between it and the next
+        own = int(weights[rendered][order][index_at(p)])
+        spread = (_SIGMAS * _share_deviation(groups, tokens, estimate) + own) / num_all
         errors[name] = max(at(p + spread) - estimate, estimate - at(p - spread))
     total = int((lengths * np.diff(share, prepend=0)).sum())
     deviation = _total_deviation(groups, tokens)
