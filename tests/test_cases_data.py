@@ -302,7 +302,7 @@ def test_rows_without_labels_are_left_out_and_counted(run: Run) -> None:
     """They would be batches of nothing (A14)."""
     (row,) = read_jsonl(run.directory / "metrics.jsonl")
     assert run.profile.num_tokens > row["num_tokens"]
-    assert "1 of 3 rows have no label token and are left out" in run.said
+    assert "1 of 3 samples have no label token and are left out" in run.said
 
 
 def test_the_template_used_lies_beside_the_weights(run: Run) -> None:

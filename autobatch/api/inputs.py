@@ -15,6 +15,7 @@ from autobatch.dataset.planning import plan_of
 from autobatch.dataset.profiling import profile_lengths
 from autobatch.dataset.shipped import ShippedSamples, samples_of
 from autobatch.dataset.tokenizer import largest_token_id
+from autobatch.dataset.truncation import CutLengths
 from autobatch.errors import ConfigError
 from autobatch.model import read_model_spec
 from autobatch.plan.epochs import Plan
@@ -42,6 +43,20 @@ class Inputs:
     def plan(self, candidate: Candidate, *, num_ranks: int) -> Plan:
         """Return the run's micro-batches under a candidate."""
         return plan_of(self.config, candidate, self.cache, self.spec, num_ranks=num_ranks)
+
+
+def left_out(samples: TokenCache | ShippedSamples, cut: CutLengths) -> list[str]:
+    """Return a line for each way in which samples are not trained on whole."""
+    counts = {
+        "are cut": cut.num_cut,
+        "are dropped": cut.num_dropped,
+        "have no label token and are left out": cut.num_without_labels,
+    }
+    return [
+        f"{count} of {samples.num_samples} samples {words}"
+        for words, count in counts.items()
+        if count
+    ]
 
 
 def data_keys(config: Config) -> dict[str, str]:

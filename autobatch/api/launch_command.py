@@ -11,8 +11,16 @@ from typing import Any
 
 from autobatch import launching
 from autobatch.api.certifying import Proven, certified, check_on_stale
-from autobatch.api.inputs import Inputs, RowProgress, Talk, check_inputs, read_inputs
+from autobatch.api.inputs import (
+    Inputs,
+    RowProgress,
+    Talk,
+    check_inputs,
+    left_out,
+    read_inputs,
+)
 from autobatch.config import Config, candidate_of, load_config, resolve, save_config
+from autobatch.dataset.truncation import cut_lengths
 from autobatch.errors import StaleError
 from autobatch.hardware.environment import num_cores
 from autobatch.hardware.limit import cpu_memory_limit, gpu_memory_limit
@@ -185,6 +193,11 @@ def _introduce(path: Path, inputs: Inputs, plan: Plan, talk: Talk) -> None:
         f"{path} ({format_secs(max(0.0, age))} old): model {config.model.path}, "
         f"data {', '.join(config.data.train_files)}"
     )
+    cut = cut_lengths(
+        inputs.cache, max_length=config.data.max_length, truncation=config.data.truncation
+    )
+    for words in left_out(inputs.cache, cut):
+        talk(words)
     talk(arithmetic(plan))
 
 

@@ -14,6 +14,7 @@ from autobatch.api.inputs import (
     RowProgress,
     Talk,
     check_inputs,
+    left_out,
     read_inputs,
     shipped_inputs,
 )
@@ -188,13 +189,8 @@ def _with_batch_defaults(
         inputs.cache, max_length=resolved.data.max_length, truncation=resolved.data.truncation
     )
     num_trainable = len(trainable(cut))
-    for count, words in (
-        (cut.num_cut, "are cut"),
-        (cut.num_dropped, "are dropped"),
-        (cut.num_without_labels, "have no label token and are left out"),
-    ):
-        if count:
-            talk(f"{count} of {inputs.cache.num_samples} samples {words}")
+    for words in left_out(inputs.cache, cut):
+        talk(words)
     asked = resolved.data.train_batch_size
     if 0 < num_trainable < asked:
         source = "as asked" if "data.train_batch_size" in overridden_keys(settings) else "default"
