@@ -80,7 +80,7 @@ SETS = {
 }
 
 
-def measure(name: str, data_dir: Path) -> LengthProfile:
+def measure(name: str, data_dir: Path, *, commit: str) -> LengthProfile:
     """Return the profile of a set as it is shipped.
 
     Raises:
@@ -107,7 +107,7 @@ def measure(name: str, data_dir: Path) -> LengthProfile:
             tokenizer=TOKENIZERS[public.tokenizer],
             measured_on=datetime.date.today().isoformat(),
             command=f"autobatch {' '.join(arguments)}",
-            commit=_commit(),
+            commit=commit,
             autobatch_version=autobatch.__version__,
         ),
     )
@@ -129,6 +129,7 @@ def without_places(
         cache_dir=None,
         longest=(),
         skipped_rows={},
+        turn_by_turn=profile.turn_by_turn and replace(profile.turn_by_turn, rows=()),
         origin=origin,
     )
 
@@ -145,8 +146,9 @@ def _commit() -> str:
 
 def main(data_dir: str, *names: str) -> None:
     """Write the named profiles; without a name, all."""
+    commit = _commit()  # before the first file is written over
     for name in names or SETS:
-        profile = measure(name, Path(data_dir))
+        profile = measure(name, Path(data_dir), commit=commit)
         write_json(TARGET / f"{name}.json", profile)
         print(f"{name}: {profile.num_samples:,} samples, {profile.num_tokens:,} tokens")
 
