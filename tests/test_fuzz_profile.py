@@ -516,6 +516,13 @@ def test_a_role_that_is_a_list_asks_for_no_format(tokenizer: str) -> None:
     assert 1 == record["num_samples"]
 
 
+def test_keys_of_two_kinds_of_rows_are_refused(tokenizer: str) -> None:
+    """Whichever won, the other would be left unread in silence."""
+    write = write_json([{"messages": TALK, "a": "two", "b": "plus"}], "jsonl")
+    assert {} == check(tokenizer, write, "a.jsonl", "--messages-key=messages", "--prompt-key=a")
+    assert {} == check(tokenizer, write, "a.jsonl", "--text-key=a", "--prompt-key=b")
+
+
 @pytest.mark.parametrize("depth", [200, 700, 900])
 @pytest.mark.parametrize("place", ["call", "tools", "content", "images", "other"])
 def test_depth_skips_the_row_that_needs_it(tokenizer: str, depth: int, place: str) -> None:

@@ -29,6 +29,8 @@ KEY_NAMES = (
     *_TOKEN_KEYS,
 )
 
+_FIRST_KEYS = ("messages_key", "text_key", "input_ids_key")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowFormat:
@@ -61,7 +63,7 @@ def choose_format(
     """Return the one format of all files: by the keys given, by name, or by the columns.
 
     Raises:
-        ConfigError: if the format or a key name is unknown.
+        ConfigError: if the format or a key name is unknown, or keys name two kinds of rows.
         DataError: if a column is missing or of the wrong kind, nothing matches, no file has
             rows, or files differ in the columns that are read.
     """
@@ -96,6 +98,12 @@ def _given_keys(format: str, keys: Mapping[str, str | None] | None) -> dict[str,
                 f"data key {name!r} is unknown{_nearest(name, KEY_NAMES)}; "
                 f"use one of {', '.join(KEY_NAMES)}"
             )
+    pair = "prompt_key" if "prompt_key" in given else "response_key"
+    firsts = [name for name in given if name in (pair, *_FIRST_KEYS)]
+    if len(firsts) > 1:
+        raise ConfigError(
+            f"{' and '.join(firsts)} are given, and each tells by itself what a row is; give one"
+        )
     return given
 
 
