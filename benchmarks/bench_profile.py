@@ -36,13 +36,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.files import find_files
-from autobatch.dataset.formats import choose_format
-from autobatch.dataset.profiling import profile_lengths
-from autobatch.dataset.rows import all_rows
-from autobatch.dataset.tokenizer import Tokenizer, load_tokenizer
-from autobatch.dataset.turns import Tally, as_text, row_messages, row_tools
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.rows.files import find_files
+from autobatch.dataset.rows.formats import choose_format
+from autobatch.dataset.rows.reading import all_rows
+from autobatch.dataset.tokens.cache import TokenCache
+from autobatch.dataset.tokens.tokenizer import Tokenizer, load_tokenizer
+from autobatch.dataset.tokens.turns import Tally, as_text, row_messages, row_tools
 from autobatch.hardware.environment import describe, num_cores
 
 ROOT = Path(__file__).parent.parent
@@ -247,7 +247,8 @@ def follow(pid: int, stop: threading.Event) -> dict[str, int]:
 
 def memory(tokenizer_dir: str, *, num_rows: int) -> dict[str, Any]:
     """Return what one profile of many short rows takes, beside the tokenizer alone."""
-    load = f"from autobatch.dataset.tokenizer import load_tokenizer as l; t = l({tokenizer_dir!r})"
+    module = "autobatch.dataset.tokens.tokenizer"
+    load = f"from {module} import load_tokenizer as l; t = l({tokenizer_dir!r})"
     idle = subprocess.Popen(
         [sys.executable, "-c", f"{load}; print(1, flush=True); input()"],
         stdin=subprocess.PIPE,
@@ -262,7 +263,7 @@ def memory(tokenizer_dir: str, *, num_rows: int) -> dict[str, Any]:
         path = Path(folder, "rows.parquet")
         short_rows(path, num_rows=num_rows)
         code = (
-            "import sys; from autobatch.dataset.profiling import profile_lengths as p; "
+            "import sys; from autobatch.dataset.lengths.profiling import profile_lengths as p; "
             "print(p([sys.argv[1]], tokenizer_dir=sys.argv[2]).cache_dir)"
         )
         start = time.perf_counter()

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from autobatch import api
 from autobatch.cli import main
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.profiling import profile_lengths
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.tokens.cache import TokenCache
 from autobatch.errors import AutobatchError, ConfigError
 from autobatch.records import LengthProfile
 from autobatch.storage import read_jsonl

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autobatch.dataset.advice import BATCH_ROWS, advise, without_outliers
-from autobatch.dataset.lengths import two_groups
-from autobatch.dataset.profiling import profile_lengths
+from autobatch.dataset.lengths.advice import BATCH_ROWS, advise, without_outliers
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.lengths.stats import two_groups
 from tests.tiny import train_tokenizer, write_jsonl, write_parquet
 
 
@@ -69,7 +69,7 @@ def test_answers_behind_a_long_prompt_are_counted_as_lost():
     assert option(advised, 216).rows_without_labels == 0
     lengths = np.array([210] * 64 + [20] * 8)
     labels = np.full(72, 10)
-    from autobatch.dataset.advice import cost_of
+    from autobatch.dataset.lengths.advice import cost_of
 
     for max_length, lost, empty in ((128, 640, 64), (205, 320, 0), (256, 0, 0)):
         cost = cost_of(
@@ -273,7 +273,7 @@ def test_positions_that_are_no_multiple_of_8(tmp_path, model):
 
 def test_a_profile_without_a_cache_takes_the_widest_known(tmp_path, model):
     """A shipped profile cannot weigh a new candidate."""
-    from autobatch.dataset.for_model import for_model
+    from autobatch.dataset.lengths.for_model import for_model
 
     file = write_jsonl(tmp_path / "a.jsonl", chats(*range(20, 200)))
     whole = profile_lengths([file], tokenizer_dir=model())

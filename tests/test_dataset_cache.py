@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.profiling import profile_lengths
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.tokens.cache import TokenCache
 from autobatch.errors import DataError
 from autobatch.records import LengthProfile
 from autobatch.storage import read_record

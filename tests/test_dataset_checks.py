@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autobatch.dataset.checks import tokenizer_warnings
-from autobatch.dataset.findings import GRAVITY
-from autobatch.dataset.profiling import profile_lengths
-from autobatch.dataset.row_checks import RowChecks, _even, _widening
-from autobatch.dataset.token_checks import TokenCounts, count_beyond, count_tokens
-from autobatch.dataset.tokenizer import load_tokenizer
+from autobatch.dataset.lengths.checks import tokenizer_warnings
+from autobatch.dataset.lengths.findings import GRAVITY
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.tokens.row_checks import RowChecks, _even, _widening
+from autobatch.dataset.tokens.token_checks import TokenCounts, count_beyond, count_tokens
+from autobatch.dataset.tokens.tokenizer import load_tokenizer
 from autobatch.errors import ConfigError
 from autobatch.records import LengthProfile, RowPlace
 from tests.test_dataset_shared import DATA, QWEN3
@@ -491,7 +491,7 @@ def test_an_unknown_mode_is_refused(measure, tokenizers):
 
 def test_counts_over_ids_are_those_of_a_loop(monkeypatch):
     """Over many chunks, rows are never split or counted twice."""
-    monkeypatch.setattr("autobatch.dataset.token_checks._CHUNK_TOKENS", 50)
+    monkeypatch.setattr("autobatch.dataset.tokens.token_checks._CHUNK_TOKENS", 50)
     random = np.random.default_rng(0)
     lengths = random.integers(1, 30, 200)
     tokens = random.integers(0, 8, int(lengths.sum())).astype(np.int32)

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from autobatch.dataset.files import count_rows, find_files, read_columns, read_rows
-from autobatch.dataset.formats import choose_format
+from autobatch.dataset.rows.files import count_rows, find_files, read_columns, read_rows
+from autobatch.dataset.rows.formats import choose_format
 from autobatch.errors import ConfigError, DataError
 from tests.tiny import write_jsonl, write_parquet
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autobatch.dataset.encoding import Trust
-from autobatch.dataset.formats import RowFormat
-from autobatch.dataset.parallel import render_rows
-from autobatch.dataset.rendering import Renderer
-from autobatch.dataset.row_checks import RowChecks
-from autobatch.dataset.templates import is_plain
-from autobatch.dataset.tokenizer import load_tokenizer
-from autobatch.dataset.turns import Tally
+from autobatch.dataset.rows.formats import RowFormat
+from autobatch.dataset.tokens.encoding import Trust
+from autobatch.dataset.tokens.parallel import render_rows
+from autobatch.dataset.tokens.rendering import Renderer
+from autobatch.dataset.tokens.row_checks import RowChecks
+from autobatch.dataset.tokens.templates import is_plain
+from autobatch.dataset.tokens.tokenizer import load_tokenizer
+from autobatch.dataset.tokens.turns import Tally
 from autobatch.errors import DataError
 from tests.tiny import CHATML, train_tokenizer
 
@@ -163,7 +163,7 @@ def test_the_sandbox_still_stands(tokenizer):
     """What a template may not do is undefined or refused in the quick way too."""
     tokenizer.fast.chat_template, kept = "{{ messages.__class__ }}", tokenizer.fast.chat_template
     try:
-        from autobatch.dataset.templates import quick_render
+        from autobatch.dataset.tokens.templates import quick_render
 
         for template in (
             "{{ messages[0].content.__class__.__mro__[1] }}",

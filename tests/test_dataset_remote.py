@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from autobatch.dataset.files import find_files, read_columns, read_rows
-from autobatch.dataset.hub import HubData, parse_data, parse_model
+from autobatch.dataset.rows.files import find_files, read_columns, read_rows
+from autobatch.dataset.rows.hub import HubData, parse_data, parse_model
 from autobatch.errors import DataError
 from tests.hub_server import COMMIT, OTHER_COMMIT, TOKEN, serve
 from tests.tiny import train_tokenizer, write_jsonl, write_parquet
@@ -60,8 +60,8 @@ DATASETS = {
 }
 ASK = """
 import json, sys
-from autobatch.dataset.files import find_files, read_rows, revision_of
-from autobatch.dataset.hub import fetch_model, parse_model
+from autobatch.dataset.rows.files import find_files, read_rows, revision_of
+from autobatch.dataset.rows.hub import fetch_model, parse_model
 from autobatch.errors import AutobatchError
 for name in sys.argv[1:]:
     try:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.profiling import profile_lengths
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.tokens.cache import TokenCache
 from autobatch.errors import AutobatchError, DataError, ModelError
 from tests.tiny import CHATML, train_tokenizer, write_jsonl, write_parquet
 
@@ -345,7 +345,7 @@ def test_profiling_never_imports_torch(tmp_path, tokenizers):
     """The parent stays torch-free."""
     file = write_jsonl(tmp_path / "a.jsonl", [{"messages": CHAT}])
     code = (
-        "import sys; from autobatch.dataset.profiling import profile_lengths; "
+        "import sys; from autobatch.dataset.lengths.profiling import profile_lengths; "
         f"profile_lengths([{file!r}], tokenizer_dir={tokenizers()!r}); "
         "sys.exit('torch' in sys.modules)"
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.drawing import row_sizes
-from autobatch.dataset.files import find_files, read_rows
-from autobatch.dataset.formats import choose_format
-from autobatch.dataset.lengths import length_stats
-from autobatch.dataset.profiling import profile_lengths
-from autobatch.dataset.sampling import apportion, draw_rows, text_size
+from autobatch.dataset.lengths.drawing import row_sizes
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.lengths.sampling import apportion, draw_rows, text_size
+from autobatch.dataset.lengths.stats import length_stats
+from autobatch.dataset.rows.files import find_files, read_rows
+from autobatch.dataset.rows.formats import choose_format
+from autobatch.dataset.tokens.cache import TokenCache
 from autobatch.errors import ConfigError, DataError
 from tests.test_dataset_shared import DATA, QWEN3, STATS
 from tests.tiny import train_tokenizer, write_jsonl, write_parquet

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.profiling import profile_lengths
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.tokens.cache import TokenCache
 
 SHARED = Path(os.environ.get("AUTOBATCH_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 DATA = SHARED / "data"

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from autobatch.dataset.advice import advise
-from autobatch.dataset.lengths import length_stats
-from autobatch.dataset.truncation import cut_lengths, cut_sample, kept_label_tokens, trainable
+from autobatch.dataset.lengths.advice import advise
+from autobatch.dataset.lengths.stats import length_stats
+from autobatch.dataset.tokens.truncation import (
+    cut_lengths,
+    cut_sample,
+    kept_label_tokens,
+    trainable,
+)
 from autobatch.errors import ConfigError, DataError
 
 

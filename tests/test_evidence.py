@@ -12,9 +12,9 @@ from trials import trial_of
 
 from autobatch import api
 from autobatch.config import candidate_of, load_config, resolve, with_values
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.planning import plan_of
-from autobatch.dataset.profiling import profile_lengths
+from autobatch.dataset.lengths.planning import plan_of
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.tokens.cache import TokenCache
 from autobatch.errors import ConfigError, StaleError
 from autobatch.hardware.environment import describe
 from autobatch.model import read_model_spec

@@ -22,7 +22,7 @@ from tiny import train_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from autobatch.cli import main
-from autobatch.dataset.cache import TokenCache
+from autobatch.dataset.tokens.cache import TokenCache
 
 # AUTOBATCH_FUZZ=20 looks at twenty times as many examples, other ones each time.
 _TIMES = int(os.environ.get("AUTOBATCH_FUZZ", "1"))

@@ -20,10 +20,10 @@ from autobatch.cli import main
 from autobatch.cli.options import Entry, split_settings
 from autobatch.cli.screen import plain_errors
 from autobatch.config import load_config
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.files import find_files, read_rows
-from autobatch.dataset.profiling import profile_lengths
-from autobatch.dataset.tokenizer import load_tokenizer, tokenizer_digest
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.rows.files import find_files, read_rows
+from autobatch.dataset.tokens.cache import TokenCache
+from autobatch.dataset.tokens.tokenizer import load_tokenizer, tokenizer_digest
 from autobatch.errors import AutobatchError, ConfigError, DataError, ModelError
 from autobatch.model import read_model_spec
 from autobatch.records import LengthProfile

@@ -12,6 +12,12 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "autobatch"
 
+
+def within(folder: str, *files: str) -> tuple[str, ...]:
+    """Return the dotted names of a folder's files inside a room."""
+    return tuple(f"{folder}.{file}" for file in files)
+
+
 # Floors from the ground up; on one floor single-file rooms stand in their order. A room with
 # files lists them in the order in which they may import one another; None: any order.
 FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
@@ -38,12 +44,57 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
     },
     {
         "dataset": (
-            *("splits", "remote", "hub_errors", "hub", "stored", "text_rows", "arrow_rows"),
-            *("sources", "files", "formats", "rows", "turns", "templates", "tokenizer", "spans"),
-            *("turn_by_turn", "row_checks", "samples", "encoding", "rendering", "render_worker"),
-            *("parallel", "truncation", "cache", "shipped", "planning", "lengths", "advice"),
-            *("conversion", "token_checks", "checks", "media", "findings", "for_model", "facts"),
-            *("sampling", "drawing", "interrupting", "profiling"),
+            *within(
+                "rows",
+                "__init__",
+                "splits",
+                "remote",
+                "hub_errors",
+                "hub",
+                "stored",
+                "text_rows",
+                "arrow_rows",
+                "sources",
+                "files",
+                "formats",
+                "reading",
+                "media",
+            ),
+            *within(
+                "tokens",
+                "__init__",
+                "templates",
+                "tokenizer",
+                "spans",
+                "turn_by_turn",
+                "row_checks",
+                "samples",
+                "encoding",
+                "turns",
+                "rendering",
+                "render_worker",
+                "parallel",
+                "truncation",
+                "cache",
+                "token_checks",
+            ),
+            *within(
+                "lengths",
+                "__init__",
+                "stats",
+                "advice",
+                "sampling",
+                "drawing",
+                "shipped",
+                "planning",
+                "checks",
+                "findings",
+                "for_model",
+                "facts",
+                "interrupting",
+                "profiling",
+            ),
+            "conversion",
         ),
         "engine": (
             *("account", "allocator", "products", "device", "attention", "loss", "activations"),

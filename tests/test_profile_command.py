@@ -78,8 +78,8 @@ def test_an_interrupt_leaves_what_is_done(tmp_path, tokenizer, environment):
 
 def test_a_second_run_takes_no_part_for_the_whole(tmp_path, tokenizer, environment, monkeypatch):
     """What an interrupt left is neither the answer of the next run nor in its way."""
-    from autobatch.dataset.interrupting import ProfileInterrupted
-    from autobatch.dataset.profiling import profile_lengths
+    from autobatch.dataset.lengths.interrupting import ProfileInterrupted
+    from autobatch.dataset.lengths.profiling import profile_lengths
 
     monkeypatch.setenv("AUTOBATCH_CACHE", environment["AUTOBATCH_CACHE"])
     file = write_parquet(tmp_path / "a.parquet", [ROW] * 5000)

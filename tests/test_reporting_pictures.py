@@ -20,8 +20,8 @@ from click.testing import CliRunner
 from tiny import train_tokenizer, write_jsonl
 
 from autobatch.cli import main
-from autobatch.dataset.advice import advise
-from autobatch.dataset.lengths import length_histogram, length_stats
+from autobatch.dataset.lengths.advice import advise
+from autobatch.dataset.lengths.stats import length_histogram, length_stats
 from autobatch.records import DataSource, LengthProfile, LongRow, ProfileWarning, RowPlace
 from autobatch.reporting import LengthHistogram, Origin, as_text, profile_table
 from autobatch.reporting.fonts import escaped, families_for

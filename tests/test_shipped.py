@@ -16,9 +16,9 @@ from tiny_model import tiny_model
 
 from autobatch.cli import main
 from autobatch.config import load_config, resolve
-from autobatch.dataset.profiling import profile_lengths
-from autobatch.dataset.shipped import samples_of, shipped_names, shipped_profile
-from autobatch.dataset.truncation import cut_lengths
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.lengths.shipped import samples_of, shipped_names, shipped_profile
+from autobatch.dataset.tokens.truncation import cut_lengths
 from autobatch.errors import DataError
 from autobatch.records import LengthProfile
 from autobatch.reporting import read_tuned, tuned_summary

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from autobatch.config import Config
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.formats import KEY_NAMES
-from autobatch.dataset.hub import fetch_model, parse_data, parse_model
-from autobatch.dataset.planning import plan_of
-from autobatch.dataset.profiling import profile_lengths
-from autobatch.dataset.shipped import ShippedSamples, samples_of
-from autobatch.dataset.tokenizer import largest_token_id
-from autobatch.dataset.truncation import CutLengths
+from autobatch.dataset.lengths.planning import plan_of
+from autobatch.dataset.lengths.profiling import profile_lengths
+from autobatch.dataset.lengths.shipped import ShippedSamples, samples_of
+from autobatch.dataset.rows.formats import KEY_NAMES
+from autobatch.dataset.rows.hub import fetch_model, parse_data, parse_model
+from autobatch.dataset.tokens.cache import TokenCache
+from autobatch.dataset.tokens.tokenizer import largest_token_id
+from autobatch.dataset.tokens.truncation import CutLengths
 from autobatch.errors import ConfigError
 from autobatch.model import read_model_spec
 from autobatch.plan.epochs import Plan

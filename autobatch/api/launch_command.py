@@ -20,7 +20,7 @@ from autobatch.api.inputs import (
     read_inputs,
 )
 from autobatch.config import Config, candidate_of, load_config, resolve, save_config
-from autobatch.dataset.truncation import cut_lengths
+from autobatch.dataset.tokens.truncation import cut_lengths
 from autobatch.errors import StaleError
 from autobatch.hardware.environment import num_cores
 from autobatch.hardware.limit import cpu_memory_limit, gpu_memory_limit

@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 
 from autobatch.api.inputs import RowProgress, Talk, data_name, model_dir
-from autobatch.dataset.interrupting import ProfileInterrupted
-from autobatch.dataset.profiling import profile_lengths
+from autobatch.dataset.lengths.interrupting import ProfileInterrupted
+from autobatch.dataset.lengths.profiling import profile_lengths
 from autobatch.errors import ConfigError
 from autobatch.hardware.environment import describe
 from autobatch.records import LengthProfile

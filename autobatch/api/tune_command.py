@@ -26,7 +26,7 @@ from autobatch.api.tune_settings import (
     refuse_machine_keys,
 )
 from autobatch.config import Config, overridden_keys, resolve, with_values
-from autobatch.dataset.truncation import cut_lengths, trainable
+from autobatch.dataset.tokens.truncation import cut_lengths, trainable
 from autobatch.errors import ConfigError, NothingFitsError
 from autobatch.hardware.environment import num_cores
 from autobatch.preflight.batch import arithmetic

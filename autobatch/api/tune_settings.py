@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from autobatch.api.inputs import model_dir
 from autobatch.api.machine import Machine
 from autobatch.config import load_config, overridden_keys, with_values
-from autobatch.dataset.shipped import shipped_profile
+from autobatch.dataset.lengths.shipped import shipped_profile
 from autobatch.errors import AutobatchError, ConfigError
 from autobatch.records import LengthProfile
 from autobatch.storage import PROFILE_FILE, read_record

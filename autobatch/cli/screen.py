@@ -17,7 +17,7 @@ import click
 from rich.console import RenderableType
 
 from autobatch.api import TuneReport
-from autobatch.dataset.interrupting import ProfileInterrupted
+from autobatch.dataset.lengths.interrupting import ProfileInterrupted
 from autobatch.errors import AutobatchError, DataError
 from autobatch.records import LengthProfile, Trial
 from autobatch.reporting import ProfileProgress, RunProgress, profile_table, show, trial_line

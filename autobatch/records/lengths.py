@@ -12,7 +12,7 @@ class DataSource:
     """Where rows come from and how they were read."""
 
     files: tuple[str, ...]
-    format: str  # messages | conversations | question_answer | ... (dataset.formats)
+    format: str  # messages | conversations | question_answer | ... (dataset.rows.formats)
     keys: dict[str, str]  # e.g. {"prompt_key": "question", "response_key": "answer"}
     fingerprint: str  # changes with the files, the format, the keys and the renderer
     revision: str | None = None  # the commit of a data set from a hub

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autobatch.config.schema import DataConfig
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.truncation import cut_sample
+from autobatch.dataset.tokens.cache import TokenCache
+from autobatch.dataset.tokens.truncation import cut_sample
 from autobatch.engine.tensors import MicroBatchTensors, Row, make_tensors
 from autobatch.plan.epochs import Plan, StepPlan, iter_steps, num_steps
 from autobatch.plan.microbatches import MicroBatch

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from autobatch.config import Config, candidate_of
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.planning import plan_of
+from autobatch.dataset.lengths.planning import plan_of
+from autobatch.dataset.tokens.cache import TokenCache
 from autobatch.engine.build import Engine, build
 from autobatch.engine.device import claim
 from autobatch.engine.optimizer import learning_rate

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autobatch.dataset.files import DataFile, count_rows, read_rows
-from autobatch.dataset.formats import RowFormat
+from autobatch.dataset.rows.files import DataFile, count_rows, read_rows
+from autobatch.dataset.rows.formats import RowFormat
 
 Row = tuple[int, int, Mapping[str, Any]]  # file index, row in that file, what it holds
 

@@ -16,14 +16,14 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, BinaryIO
 
-from autobatch.dataset.encoding import Trust
-from autobatch.dataset.formats import RowFormat
-from autobatch.dataset.rendering import Renderer
-from autobatch.dataset.row_checks import RowChecks
-from autobatch.dataset.rows import Row
-from autobatch.dataset.samples import SampleBatch
-from autobatch.dataset.tokenizer import Tokenizer
-from autobatch.dataset.turns import Tally
+from autobatch.dataset.rows.formats import RowFormat
+from autobatch.dataset.rows.reading import Row
+from autobatch.dataset.tokens.encoding import Trust
+from autobatch.dataset.tokens.rendering import Renderer
+from autobatch.dataset.tokens.row_checks import RowChecks
+from autobatch.dataset.tokens.samples import SampleBatch
+from autobatch.dataset.tokens.tokenizer import Tokenizer
+from autobatch.dataset.tokens.turns import Tally
 from autobatch.errors import DataError
 from autobatch.hardware.environment import child_environment, num_cores
 
@@ -129,7 +129,7 @@ class _Workers:
         self._num_waiting = num_workers * (1 + _WAITING)
         self._threads = ThreadPoolExecutor(num_workers)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "autobatch.dataset.render_worker", *map(str, theirs)],
+            [sys.executable, "-m", "autobatch.dataset.tokens.render_worker", *map(str, theirs)],
             env={**os.environ, **child_environment(num_workers, device="cpu")},
             pass_fds=theirs,
             stdin=subprocess.PIPE,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO, Any
 
-from autobatch.dataset.stored import DataFile, open_unpacked
+from autobatch.dataset.rows.stored import DataFile, open_unpacked
 from autobatch.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from autobatch.dataset.formats import RowFormat, value_at
+from autobatch.dataset.rows.formats import RowFormat, value_at
 
 _ROLES = {
     "human": "user",

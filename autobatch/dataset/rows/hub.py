@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autobatch.dataset.hub_errors import download_command, http_errors, hub_errors_told
-from autobatch.dataset.splits import choose_files, kind_of, matches
+from autobatch.dataset.rows.hub_errors import download_command, http_errors, hub_errors_told
+from autobatch.dataset.rows.splits import choose_files, kind_of, matches
 from autobatch.errors import AutobatchError, DataError
 from autobatch.storage import cache_root, read_json, write_json
 

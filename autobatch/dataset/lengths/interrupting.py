@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from types import FrameType
 
-from autobatch.dataset.findings import nothing_left
-from autobatch.dataset.samples import SampleBatch
-from autobatch.dataset.turns import Tally
+from autobatch.dataset.lengths.findings import nothing_left
+from autobatch.dataset.tokens.samples import SampleBatch
+from autobatch.dataset.tokens.turns import Tally
 from autobatch.errors import DataError
 from autobatch.records import LengthProfile
 

@@ -10,24 +10,29 @@ from pathlib import Path
 
 import numpy as np
 
-from autobatch.dataset.advice import advise
-from autobatch.dataset.cache import TokenCache, partial_name, write_cache
-from autobatch.dataset.drawing import draw_samples, row_sizes
-from autobatch.dataset.facts import is_an_answer, what_was_seen
-from autobatch.dataset.files import DataFile, find_files, revision_of
-from autobatch.dataset.findings import nothing_left
-from autobatch.dataset.for_model import for_model
-from autobatch.dataset.formats import RowFormat, choose_format
-from autobatch.dataset.interrupting import ProfileInterrupted, Progress, interrupt_asked, watched
-from autobatch.dataset.lengths import length_histogram, length_stats
-from autobatch.dataset.parallel import render_rows
-from autobatch.dataset.rendering import RENDERING_VERSION
-from autobatch.dataset.row_checks import RowChecks, check_turn_by_turn
-from autobatch.dataset.rows import all_rows, count_all
-from autobatch.dataset.sampling import apportion
-from autobatch.dataset.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
-from autobatch.dataset.truncation import kept_label_tokens
-from autobatch.dataset.turns import Tally
+from autobatch.dataset.lengths.advice import advise
+from autobatch.dataset.lengths.drawing import draw_samples, row_sizes
+from autobatch.dataset.lengths.facts import is_an_answer, what_was_seen
+from autobatch.dataset.lengths.findings import nothing_left
+from autobatch.dataset.lengths.for_model import for_model
+from autobatch.dataset.lengths.interrupting import (
+    ProfileInterrupted,
+    Progress,
+    interrupt_asked,
+    watched,
+)
+from autobatch.dataset.lengths.sampling import apportion
+from autobatch.dataset.lengths.stats import length_histogram, length_stats
+from autobatch.dataset.rows.files import DataFile, find_files, revision_of
+from autobatch.dataset.rows.formats import RowFormat, choose_format
+from autobatch.dataset.rows.reading import all_rows, count_all
+from autobatch.dataset.tokens.cache import TokenCache, partial_name, write_cache
+from autobatch.dataset.tokens.parallel import render_rows
+from autobatch.dataset.tokens.rendering import RENDERING_VERSION
+from autobatch.dataset.tokens.row_checks import RowChecks, check_turn_by_turn
+from autobatch.dataset.tokens.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
+from autobatch.dataset.tokens.truncation import kept_label_tokens
+from autobatch.dataset.tokens.turns import Tally
 from autobatch.errors import AutobatchError, ConfigError, DataError
 from autobatch.records import DataSource, LengthProfile, LongRow, RowPlace
 from autobatch.storage import cache_root, read_record, write_json

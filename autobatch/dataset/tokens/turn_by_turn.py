@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autobatch.dataset.tokenizer import Tokenizer
+from autobatch.dataset.tokens.tokenizer import Tokenizer
 
 _CHECKED_ROWS = 16  # rows of equal text whose ids are compared too
 _PLACES = 5  # rows named

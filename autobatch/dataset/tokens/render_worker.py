@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import BinaryIO
 
-from autobatch.dataset.encoding import Trust
-from autobatch.dataset.rendering import Renderer
-from autobatch.dataset.row_checks import RowChecks, RowTally
-from autobatch.dataset.tokenizer import load_tokenizer
-from autobatch.dataset.turns import Tally
+from autobatch.dataset.tokens.encoding import Trust
+from autobatch.dataset.tokens.rendering import Renderer
+from autobatch.dataset.tokens.row_checks import RowChecks, RowTally
+from autobatch.dataset.tokens.tokenizer import load_tokenizer
+from autobatch.dataset.tokens.turns import Tally
 from autobatch.errors import AutobatchError
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autobatch.dataset.lengths import TwoGroups, length_stats, two_groups
+from autobatch.dataset.lengths.stats import TwoGroups, length_stats, two_groups
 from autobatch.records import LengthStats, MaxLengthAdvice, MaxLengthOption, PaddingFraction
 from autobatch.units import round_up
 

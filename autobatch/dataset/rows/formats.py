@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from autobatch.dataset.files import SAMPLED_ROWS, DataFile, count_rows, read_columns, read_rows
+from autobatch.dataset.rows.files import SAMPLED_ROWS, DataFile, count_rows, read_columns, read_rows
 from autobatch.errors import ConfigError, DataError
 
 # Pairs of prompt and response columns, in order of preference.

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.dataset.encoding import (
+from autobatch.dataset.rows.formats import RowFormat, value_at
+from autobatch.dataset.rows.reading import Row
+from autobatch.dataset.rows.text_rows import TooDeep
+from autobatch.dataset.tokens.encoding import (
     CHECKED_ROWS,
     Encoded,
     Trust,
@@ -18,16 +21,13 @@ from autobatch.dataset.encoding import (
     join_ids,
     turn_marks,
 )
-from autobatch.dataset.formats import RowFormat, value_at
-from autobatch.dataset.row_checks import RowChecks
-from autobatch.dataset.rows import Row
-from autobatch.dataset.samples import SampleBatch, make_batch
-from autobatch.dataset.spans import Span, spans_by_prefix, spans_by_search
-from autobatch.dataset.templates import is_json, is_plain
-from autobatch.dataset.text_rows import TooDeep
-from autobatch.dataset.tokenizer import Tokenizer
-from autobatch.dataset.turn_by_turn import Place
-from autobatch.dataset.turns import (
+from autobatch.dataset.tokens.row_checks import RowChecks
+from autobatch.dataset.tokens.samples import SampleBatch, make_batch
+from autobatch.dataset.tokens.spans import Span, spans_by_prefix, spans_by_search
+from autobatch.dataset.tokens.templates import is_json, is_plain
+from autobatch.dataset.tokens.tokenizer import Tokenizer
+from autobatch.dataset.tokens.turn_by_turn import Place
+from autobatch.dataset.tokens.turns import (
     RowSkippedError,
     Tally,
     as_text,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from autobatch.dataset.advice import cost_of, cut_words
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.findings import advice_warnings, by_gravity
-from autobatch.dataset.lengths import two_groups
-from autobatch.dataset.token_checks import count_beyond
-from autobatch.dataset.truncation import kept_label_tokens
+from autobatch.dataset.lengths.advice import cost_of, cut_words
+from autobatch.dataset.lengths.findings import advice_warnings, by_gravity
+from autobatch.dataset.lengths.stats import two_groups
+from autobatch.dataset.tokens.cache import TokenCache
+from autobatch.dataset.tokens.token_checks import count_beyond
+from autobatch.dataset.tokens.truncation import kept_label_tokens
 from autobatch.errors import AutobatchError, ModelError
 from autobatch.model import read_model_spec, takes_media
 from autobatch.records import LengthProfile, MaxLengthAdvice, MaxLengthOption, ProfileWarning

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from autobatch.dataset.lengths import TwoGroups
-from autobatch.dataset.media import MediaMismatch
-from autobatch.dataset.row_checks import RowTally
-from autobatch.dataset.turn_by_turn import Place, TurnTally
-from autobatch.dataset.turns import Tally
+from autobatch.dataset.lengths.stats import TwoGroups
+from autobatch.dataset.rows.media import MediaMismatch
+from autobatch.dataset.tokens.row_checks import RowTally
+from autobatch.dataset.tokens.turn_by_turn import Place, TurnTally
+from autobatch.dataset.tokens.turns import Tally
 from autobatch.records import MaxLengthAdvice, ProfileWarning
 
 _MUCH_PADDING = 0.3  # share of computed tokens worth a warning

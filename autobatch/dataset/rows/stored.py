@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from autobatch.dataset import remote
+from autobatch.dataset.rows import remote
 from autobatch.errors import DataError
 from autobatch.units import format_value
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from autobatch.dataset.stored import DataFile, damaged, open_stored
+from autobatch.dataset.rows.stored import DataFile, damaged, open_stored
 from autobatch.errors import DataError
 
 _ROWS_PER_BATCH = 64  # small: one row may hold a megabyte

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autobatch.dataset.cache import TokenCache
+from autobatch.dataset.tokens.cache import TokenCache
 
 _CHUNK_TOKENS = 4_000_000
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.checks import tokenizer_facts, tokenizer_warnings, unknown_id
-from autobatch.dataset.files import DataFile
-from autobatch.dataset.findings import by_gravity, media_warnings, row_warnings
-from autobatch.dataset.formats import RowFormat
-from autobatch.dataset.media import MEDIA_PARTS, media_columns, media_mismatch
-from autobatch.dataset.row_checks import RowChecks
-from autobatch.dataset.token_checks import count_tokens
-from autobatch.dataset.tokenizer import Tokenizer
-from autobatch.dataset.turns import Tally
+from autobatch.dataset.lengths.checks import tokenizer_facts, tokenizer_warnings, unknown_id
+from autobatch.dataset.lengths.findings import by_gravity, media_warnings, row_warnings
+from autobatch.dataset.rows.files import DataFile
+from autobatch.dataset.rows.formats import RowFormat
+from autobatch.dataset.rows.media import MEDIA_PARTS, media_columns, media_mismatch
+from autobatch.dataset.tokens.cache import TokenCache
+from autobatch.dataset.tokens.row_checks import RowChecks
+from autobatch.dataset.tokens.token_checks import count_tokens
+from autobatch.dataset.tokens.tokenizer import Tokenizer
+from autobatch.dataset.tokens.turns import Tally
 from autobatch.records import LengthProfile, RowPlace, TurnByTurn
 
 

@@ -6,11 +6,16 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from autobatch.dataset.arrow_rows import add_columns, arrow_rows, arrow_schema, count_arrow_rows
-from autobatch.dataset.remote import broken_off
-from autobatch.dataset.sources import find_files
-from autobatch.dataset.stored import DataFile, check_unchanged
-from autobatch.dataset.text_rows import text_rows
+from autobatch.dataset.rows.arrow_rows import (
+    add_columns,
+    arrow_rows,
+    arrow_schema,
+    count_arrow_rows,
+)
+from autobatch.dataset.rows.remote import broken_off
+from autobatch.dataset.rows.sources import find_files
+from autobatch.dataset.rows.stored import DataFile, check_unchanged
+from autobatch.dataset.rows.text_rows import text_rows
 from autobatch.errors import AutobatchError
 
 __all__ = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autobatch.dataset.templates import QuickRender, quick_render
+from autobatch.dataset.tokens.templates import QuickRender, quick_render
 from autobatch.errors import ModelError
 from autobatch.storage import user_path
 from autobatch.units import format_value

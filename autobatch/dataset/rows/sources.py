@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autobatch.dataset import hub, remote
-from autobatch.dataset.splits import SUFFIXES, check_one_kind, kind_of, split_of, suffix_of
-from autobatch.dataset.stored import (
+from autobatch.dataset.rows import hub, remote
+from autobatch.dataset.rows.splits import SUFFIXES, check_one_kind, kind_of, split_of, suffix_of
+from autobatch.dataset.rows.stored import (
     DataFile,
     open_stored,
     open_unpacked,

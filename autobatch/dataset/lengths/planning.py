@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from autobatch.config import Config
-from autobatch.dataset.cache import TokenCache
-from autobatch.dataset.shipped import ShippedSamples
-from autobatch.dataset.truncation import cut_lengths
+from autobatch.dataset.lengths.shipped import ShippedSamples
+from autobatch.dataset.tokens.cache import TokenCache
+from autobatch.dataset.tokens.truncation import cut_lengths
 from autobatch.model import ModelSpec, row_flops
 from autobatch.plan.epochs import Plan, PlanSettings, make_plan
 from autobatch.records import Candidate

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autobatch.dataset.samples import flatten
-from autobatch.dataset.spans import Marks, Span, labels_by_ids, mask_of_spans
-from autobatch.dataset.tokenizer import Tokenizer
+from autobatch.dataset.tokens.samples import flatten
+from autobatch.dataset.tokens.spans import Marks, Span, labels_by_ids, mask_of_spans
+from autobatch.dataset.tokens.tokenizer import Tokenizer
 
 Encoded = tuple[np.ndarray, np.ndarray, np.ndarray]  # lengths (N,), ids (T,), labels (T,)
 Chat = tuple[str, tuple[Span, ...]]  # a rendered conversation with its assistant spans

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autobatch.dataset.files import DataFile, read_columns, read_rows
-from autobatch.dataset.formats import RowFormat, value_at
+from autobatch.dataset.rows.files import DataFile, read_columns, read_rows
+from autobatch.dataset.rows.formats import RowFormat, value_at
 
 _KINDS = ("image", "video", "audio")
 _COLUMNS = {f"{kind}{end}": kind for kind in _KINDS for end in ("", "s")}

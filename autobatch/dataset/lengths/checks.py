@@ -5,8 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 
-from autobatch.dataset.token_checks import TokenCounts
-from autobatch.dataset.tokenizer import Tokenizer
+from autobatch.dataset.tokens.token_checks import TokenCounts
+from autobatch.dataset.tokens.tokenizer import Tokenizer
 from autobatch.records import ProfileWarning, TokenizerFacts
 
 # What comes back from decode(encode(text)) is compared for each.

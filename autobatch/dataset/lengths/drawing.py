@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.dataset.files import DataFile, read_rows
-from autobatch.dataset.formats import RowFormat
-from autobatch.dataset.parallel import render_rows
-from autobatch.dataset.row_checks import RowChecks
-from autobatch.dataset.rows import all_rows
-from autobatch.dataset.samples import SampleBatch
-from autobatch.dataset.sampling import CONTAINER, Draw, draw_rows, picked, text_size
-from autobatch.dataset.tokenizer import Tokenizer
-from autobatch.dataset.turns import Tally
+from autobatch.dataset.lengths.sampling import CONTAINER, Draw, draw_rows, picked, text_size
+from autobatch.dataset.rows.files import DataFile, read_rows
+from autobatch.dataset.rows.formats import RowFormat
+from autobatch.dataset.rows.reading import all_rows
+from autobatch.dataset.tokens.parallel import render_rows
+from autobatch.dataset.tokens.row_checks import RowChecks
+from autobatch.dataset.tokens.samples import SampleBatch
+from autobatch.dataset.tokens.tokenizer import Tokenizer
+from autobatch.dataset.tokens.turns import Tally
 
 _ARROW_ROWS = 4096  # of one batch
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autobatch.dataset.samples import SampleBatch
+from autobatch.dataset.tokens.samples import SampleBatch
 from autobatch.errors import AutobatchError, DataError
 from autobatch.storage import read_json
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autobatch.dataset.tokenizer import Tokenizer
-from autobatch.dataset.turn_by_turn import Place, TurnComparer, TurnTally
+from autobatch.dataset.tokens.tokenizer import Tokenizer
+from autobatch.dataset.tokens.turn_by_turn import Place, TurnComparer, TurnTally
 from autobatch.errors import ConfigError
 
 TURN_BY_TURN = ("all", "sample", "off")

@@ -1,0 +1,1 @@
+"""Where rows come from: files, folders, the Hub, and the columns of each format."""
