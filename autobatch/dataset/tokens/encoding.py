@@ -37,26 +37,42 @@ class Trust:
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> Encoded:
     """Return texts with their EOS; every token is a label."""
-    eos = _eos(tokenizer)
-    rows = _ids(tokenizer, texts, add_special_tokens=True)
-    rows = [ids if ids[-1:] == eos else ids + eos for ids in rows]
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    return lengths, flatten(rows, lengths), np.ones(int(lengths.sum()), dtype=np.uint8)
+    ids, lengths = _ended(*_ids(tokenizer, texts, add_special_tokens=True), tokenizer.eos_id)
+    return lengths, ids, np.ones(len(ids), dtype=np.uint8)
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Encoded:
     """Return prompt, response and EOS without a template; the last two are labels."""
-    eos = _eos(tokenizer)
-    prompts = _ids(tokenizer, [prompt for prompt, _ in pairs], add_special_tokens=True)
-    answers = _ids(tokenizer, [answer for _, answer in pairs], add_special_tokens=False)
-    if tokenizer.closes_with_eos:
-        prompts = [ids[:-1] for ids in prompts]  # the answer follows
-    answers = [ids if ids[-1:] == eos else ids + eos for ids in answers]
-    both = list(zip(prompts, answers, strict=True))
-    sides = np.array([(len(p), len(a)) for p, a in both], dtype=np.int64).reshape(-1, 2)
-    lengths = sides.sum(axis=1)
-    labels = np.repeat(np.tile(np.array([0, 1], dtype=np.uint8), len(pairs)), sides.ravel())
-    return lengths, flatten((ids for pair in both for ids in pair), lengths), labels
+    prompts, prompt_lengths = _ids(tokenizer, [p for p, _ in pairs], add_special_tokens=True)
+    if tokenizer.closes_with_eos:  # the answer follows
+        is_kept = np.ones(len(prompts), dtype=bool)
+        is_kept[np.cumsum(prompt_lengths) - 1] = False
+        prompts, prompt_lengths = prompts[is_kept], prompt_lengths - 1
+    answers, answer_lengths = _ended(
+        *_ids(tokenizer, [a for _, a in pairs], add_special_tokens=False), tokenizer.eos_id
+    )
+    sides = np.stack([prompt_lengths, answer_lengths], axis=1)
+    is_answer = np.repeat(np.tile([False, True], len(pairs)), sides.ravel())
+    ids = np.empty(len(is_answer), dtype=np.int32)
+    ids[~is_answer], ids[is_answer] = prompts, answers
+    return sides.sum(axis=1), ids, is_answer.astype(np.uint8)
+
+
+def _ended(
+    ids: np.ndarray, lengths: np.ndarray, eos_id: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows that all end with EOS."""
+    if eos_id is None:
+        return ids, lengths
+    lasts = np.full(len(lengths), -1, dtype=np.int64)
+    lasts[lengths > 0] = ids[np.cumsum(lengths)[lengths > 0] - 1]
+    needs = lasts != eos_id
+    lengths = lengths + needs
+    ended = np.full(int(lengths.sum()), eos_id, dtype=np.int32)
+    is_given = np.ones(len(ended), dtype=bool)
+    is_given[np.cumsum(lengths)[needs] - 1] = False
+    ended[is_given] = ids
+    return ended, lengths
 
 
 def join_ids(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Encoded:
@@ -109,9 +125,7 @@ def _encode_part(
     if marks is None or not trust.ids:
         return _encode_by_offsets(tokenizer, chats)
     texts, spans = [text for text, _ in chats], [spans for _, spans in chats]
-    rows = tokenizer.encode_ids(texts, add_special_tokens=False)
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    ids = flatten(rows, lengths)
+    ids, lengths = tokenizer.encode_ids(texts, add_special_tokens=False)
     labels, is_known = labels_by_ids(ids, lengths, texts, spans, marks)
     is_slow = ~is_known
     is_slow[:num_checked] = True
@@ -139,12 +153,13 @@ def _encode_by_offsets(tokenizer: Tokenizer, chats: Sequence[Chat]) -> Encoded:
 
 def _ids(
     tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
-) -> list[list[int]]:
-    return [
-        ids
+) -> tuple[np.ndarray, np.ndarray]:
+    parts = [
+        tokenizer.encode_ids(texts[part], add_special_tokens=add_special_tokens)
         for part in _parts(texts)
-        for ids in tokenizer.encode_ids(texts[part], add_special_tokens=add_special_tokens)
     ]
+    ids, lengths = zip(*(parts or [(np.empty(0, np.int32), np.empty(0, np.int64))]), strict=True)
+    return np.concatenate(ids), np.concatenate(lengths)
 
 
 def _parts(texts: Sequence[str]) -> list[slice]:
@@ -156,7 +171,3 @@ def _parts(texts: Sequence[str]) -> list[slice]:
             parts.append(slice(begin, i))
             begin, num_chars = i, 0
     return parts
-
-
-def _eos(tokenizer: Tokenizer) -> list[int]:
-    return [] if tokenizer.eos_id is None else [tokenizer.eos_id]

@@ -22,7 +22,7 @@ from autobatch.dataset.tokens.encoding import Trust
 from autobatch.dataset.tokens.rendering import Renderer
 from autobatch.dataset.tokens.row_checks import RowChecks
 from autobatch.dataset.tokens.samples import SampleBatch
-from autobatch.dataset.tokens.tokenizer import Tokenizer
+from autobatch.dataset.tokens.tokenizer import Tokenizer, with_bpe
 from autobatch.dataset.tokens.turns import Tally
 from autobatch.errors import DataError
 from autobatch.hardware.environment import child_environment, num_cores
@@ -64,7 +64,7 @@ def render_rows(
     batches = _batches(rows)
     num_workers = num_cores() if num_workers is None else num_workers
     workers: _Workers | None = None
-    num_bytes = 0
+    num_bytes, is_quick = 0, False
     try:
         for i, batch in enumerate(batches, start=1):
             if workers is not None and workers.are_ready():
@@ -74,8 +74,13 @@ def render_rows(
             num_bytes += sum(map(len, batch[1]))
             is_learned = renderer.trust.is_settled or i >= _LEARNING_BATCHES
             left = 0 if num_rows is None else num_bytes * (num_rows / max(1, tally.num_rows) - 1)
-            if workers is None and num_workers > 1 and is_learned and left >= _WORTH_BYTES:
-                workers = _Workers(fmt, tokenizer, renderer.trust, checks, num_workers)
+            if workers is None and is_learned and left >= _WORTH_BYTES:
+                if num_workers > 1:
+                    workers = _Workers(fmt, tokenizer, renderer.trust, checks, num_workers)
+                elif not is_quick:
+                    is_quick, trust = True, renderer.trust
+                    renderer = Renderer(fmt, with_bpe(tokenizer), checks)
+                    renderer.trust = trust
         if workers is not None:
             workers.dismiss()
     finally:

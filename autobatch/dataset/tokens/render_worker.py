@@ -21,7 +21,7 @@ from typing import BinaryIO
 from autobatch.dataset.tokens.encoding import Trust
 from autobatch.dataset.tokens.rendering import Renderer
 from autobatch.dataset.tokens.row_checks import RowChecks, RowTally
-from autobatch.dataset.tokens.tokenizer import load_tokenizer
+from autobatch.dataset.tokens.tokenizer import load_tokenizer, with_bpe
 from autobatch.dataset.tokens.turns import Tally
 from autobatch.errors import AutobatchError
 
@@ -84,7 +84,7 @@ def main() -> None:
     numbers = [int(word) for word in sys.argv[1:]]
     pipes = list(zip(numbers[::2], numbers[1::2], strict=True))
     fmt, directory, trust, (turn_by_turn, num_rows) = pickle.load(sys.stdin.buffer)
-    tokenizer = load_tokenizer(directory)
+    tokenizer = with_bpe(load_tokenizer(directory))  # once, for all forks
     checks = RowChecks(tokenizer, turn_by_turn=turn_by_turn, num_rows=num_rows)
     renderer = Renderer(fmt, tokenizer, checks)
     workers = [_fork(renderer, checks, trust, pipes, i) for i in range(len(pipes))]

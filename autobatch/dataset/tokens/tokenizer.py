@@ -5,10 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from autobatch.dataset.tokens.bpe import Bpe, make_bpe
+from autobatch.dataset.tokens.samples import flatten
 from autobatch.dataset.tokens.templates import QuickRender, quick_render
 from autobatch.errors import ModelError
 from autobatch.storage import user_path
@@ -24,6 +29,8 @@ _FILES = (
     "added_tokens.json",
 )
 
+Adds = tuple[tuple[int, ...], tuple[int, ...]]  # ids before and after a text
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
@@ -38,6 +45,8 @@ class Tokenizer:
     prompt: str  # printed by add_generation_prompt; may go on after the header (`<think>`)
     end_marker: str  # printed after it, without trailing whitespace
     quick: QuickRender | None = None  # the template for plain messages, to be checked by rows
+    bpe: Bpe | None = None  # tiktoken's ids, see `with_bpe`
+    adds: Adds | None = None  # with bpe: what special tokens are added, None if not always alike
 
     def render(
         self,
@@ -60,12 +69,32 @@ class Tokenizer:
             list(texts), add_special_tokens=add_special_tokens
         )
 
-    def encode_ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Return the ids of each text, uncut; faster than `encode`, which knows characters too."""
+    def encode_ids(
+        self, texts: Sequence[str], *, add_special_tokens: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids int32 (T,) of all texts, uncut, and their lengths int64 (N,).
+
+        It is faster than `encode`, which knows characters too.
+        """
+        if self.bpe is None or (add_special_tokens and self.adds is None):
+            return self._encode_ids(texts, add_special_tokens=add_special_tokens)
+        plainly = partial(self._encode_ids, add_special_tokens=False)
+        ids, lengths = self.bpe.encode(texts, otherwise=plainly)
+        if not add_special_tokens or self.adds in (None, ((), ())):
+            return ids, lengths
+        before, after = (np.array(some, dtype=np.int32) for some in self.adds)
+        rows = np.split(ids, np.cumsum(lengths)[:-1])
+        parts = [part for row in rows for part in (before, row, after)]
+        return np.concatenate(parts or [ids]), lengths + len(before) + len(after)
+
+    def _encode_ids(
+        self, texts: Sequence[str], *, add_special_tokens: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         encodings = self.fast.backend_tokenizer.encode_batch_fast(
             list(texts), add_special_tokens=add_special_tokens
         )
-        return [encoding.ids for encoding in encodings]
+        lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
+        return flatten((encoding.ids for encoding in encodings), lengths), lengths
 
     def marker_ids(self, text: str) -> list[int] | None:
         """Return the ids of a text that begins with an added token, None if it does not.
@@ -78,6 +107,27 @@ class Tokenizer:
         if added is None or added.lstrip or added.rstrip or added.single_word or added.normalized:
             return None
         return ids if text.startswith(added.content) else None
+
+
+def with_bpe(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer whose `encode_ids` is several times as fast where that is surely right.
+
+    It takes seconds: worth it for many rows.
+    """
+    backend = tokenizer.fast.backend_tokenizer
+    return replace(tokenizer, bpe=make_bpe(backend), adds=_what_is_added(backend))
+
+
+def _what_is_added(backend: Any) -> Adds | None:
+    """Return the ids before and after every text, None if texts differ in them."""
+    found: set[Adds] = set()
+    for text in ("a", "b c", "c"):
+        bare, whole = (tuple(backend.encode(text, add_special_tokens=s).ids) for s in (False, True))
+        places = range(len(whole) - len(bare) + 1)
+        found |= {
+            (whole[:i], whole[i + len(bare) :]) for i in places if whole[i : i + len(bare)] == bare
+        }
+    return found.pop() if len(found) == 1 else None
 
 
 def tokenizer_digest(directory: str) -> str:
