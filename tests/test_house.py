@@ -75,6 +75,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
                 "turns",
                 "rendering",
                 "render_worker",
+                "workers",
                 "parallel",
                 "truncation",
                 "cache",

@@ -27,12 +27,13 @@ from autobatch.dataset.rows.files import DataFile, find_files, revision_of
 from autobatch.dataset.rows.formats import RowFormat, choose_format
 from autobatch.dataset.rows.reading import all_rows, count_all
 from autobatch.dataset.tokens.cache import TokenCache, partial_name, write_cache
-from autobatch.dataset.tokens.parallel import render_rows
+from autobatch.dataset.tokens.parallel import early_workers, render_rows
 from autobatch.dataset.tokens.rendering import RENDERING_VERSION
 from autobatch.dataset.tokens.row_checks import RowChecks, check_turn_by_turn
 from autobatch.dataset.tokens.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
 from autobatch.dataset.tokens.truncation import kept_label_tokens
 from autobatch.dataset.tokens.turns import Tally
+from autobatch.dataset.tokens.workers import Workers
 from autobatch.errors import AutobatchError, ConfigError, DataError
 from autobatch.records import DataSource, LengthProfile, LongRow, RowPlace
 from autobatch.storage import cache_root, read_record, write_json
@@ -85,10 +86,8 @@ def profile_lengths(
     if known is not None and is_an_answer(known, turn_by_turn):
         return for_model(replace(known, tokenizer=tokenizer_dir), model=model, text_only=text_only)
 
-    tokenizer = load_tokenizer(tokenizer_dir)
-    names = tuple(file.path for file in found)
     data = DataSource(
-        files=names,
+        files=tuple(file.path for file in found),
         format=fmt.name,
         keys=fmt.keys,
         fingerprint=fingerprint,
@@ -96,27 +95,42 @@ def profile_lengths(
     )
     mode = turn_by_turn or "sample"
     profile = None
-    if sample is not None:
-        profile = _sampled(found, fmt, tokenizer, data, directory, sample, mode, progress)
-    if profile is None:
-        tally, total = Tally(), count_all(found)
-        checks = RowChecks(tokenizer, turn_by_turn=mode, num_rows=total)
-        with interrupt_asked() as is_asked:
-            batches = render_rows(
-                all_rows(found, fmt), fmt, tokenizer, tally, checks, num_rows=total
-            )
-            passed = watched(batches, tally, names[0], is_asked, progress, total)
-            cache = write_cache(directory, passed, files=names, is_complete=lambda: not is_asked())
-        profile = _describe(cache, tally, data=data, tokenizer=tokenizer)
-        profile = what_was_seen(
-            profile, cache, tally=tally, checks=checks, tokenizer=tokenizer, files=found, fmt=fmt
-        )
+    with early_workers(found if sample is None else (), tokenizer_dir) as workers:
+        tokenizer = load_tokenizer(tokenizer_dir)
+        if sample is not None:
+            profile = _sampled(found, fmt, tokenizer, data, directory, sample, mode, progress)
+        if profile is None:
+            profile = _whole(found, fmt, tokenizer, data, directory, mode, progress, workers)
     assert profile.cache_dir is not None
     write_json(Path(profile.cache_dir) / "profile.json", profile)
     profile = for_model(profile, model=model, text_only=text_only)
     if not profile.complete and profile.sampled is None:
         raise ProfileInterrupted(profile)
     return profile
+
+
+def _whole(
+    found: Sequence[DataFile],
+    fmt: RowFormat,
+    tokenizer: Tokenizer,
+    data: DataSource,
+    directory: Path,
+    turn_by_turn: str,
+    progress: Progress | None,
+    workers: Workers | None,
+) -> LengthProfile:
+    tally, total = Tally(), count_all(found)
+    checks = RowChecks(tokenizer, turn_by_turn=turn_by_turn, num_rows=total)
+    with interrupt_asked() as is_asked:
+        batches = render_rows(
+            all_rows(found, fmt), fmt, tokenizer, tally, checks, num_rows=total, workers=workers
+        )
+        passed = watched(batches, tally, data.files[0], is_asked, progress, total)
+        cache = write_cache(directory, passed, files=data.files, is_complete=lambda: not is_asked())
+    profile = _describe(cache, tally, data=data, tokenizer=tokenizer)
+    return what_was_seen(
+        profile, cache, tally=tally, checks=checks, tokenizer=tokenizer, files=found, fmt=fmt
+    )
 
 
 def _sampled(

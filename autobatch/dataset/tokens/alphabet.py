@@ -8,11 +8,15 @@ from one of each class; what a pattern does to a text depends on the classes of 
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
+_NEW, _SURE, _UNSURE = range(3)
 _CONTEXTS = "aA1 .\n"  # one of each class that patterns tell apart
 
 
@@ -20,30 +24,27 @@ class Alphabet:
     """The characters that two engines put into the same classes of a pattern."""
 
     def __init__(self, backend: Any, pattern: str, *, unknown_bytes: frozenset[int]) -> None:
-        """Ask about ASCII; `backend` is a `tokenizers.Tokenizer`, which drops unknown bytes."""
+        """Know no character yet; `backend` is a `tokenizers.Tokenizer`."""
         self._words, self._normalizer = backend.pre_tokenizer, backend.normalizer
         self._pattern, self._unknown = pattern, unknown_bytes
         self._caseless = [group.casefold() for group in re.findall(r"\(\?i:([^)]*)", pattern)]
-        self._sure: set[str] = set()
-        self._unsure: set[str] = set()
-        self.learn("".join(map(chr, range(128))))
-        self._is_ascii_sure = not self._unsure
+        self._states = np.full(sys.maxunicode + 1, _NEW, dtype=np.uint8)  # by code point
 
-    def learn(self, text: str) -> None:
-        """Ask about the characters of a text that are new."""
-        if self._sure and text.isascii():
-            return
-        new = set(text) - self._sure - self._unsure
-        if new:
-            self._ask(sorted(new))
-
-    def covers(self, text: str) -> bool:
-        """Return whether a text of learned characters is cut and normalized alike."""
-        if self._is_ascii_sure and text.isascii():
-            return True
-        if self._normalizer is not None and not unicodedata.is_normalized("NFC", text):
-            return False
-        return self._unsure.isdisjoint(text)
+    def covers(self, texts: Sequence[str]) -> np.ndarray:
+        """Return bool (N,): the texts that are cut and normalized alike."""
+        joined = "".join(texts).encode("utf-32-le", "surrogatepass")
+        codes = np.frombuffer(joined, dtype="<u4")
+        states = self._states[codes]
+        is_new = states == _NEW
+        if is_new.any():
+            self._ask([chr(code) for code in np.unique(codes[is_new])])
+            states = self._states[codes]
+        ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+        is_covered = np.ones(len(texts), dtype=bool)
+        is_covered[np.searchsorted(ends, np.flatnonzero(states == _UNSURE), side="right")] = False
+        if self._normalizer is not None:
+            is_covered &= np.fromiter(map(_is_normal, texts), bool, len(texts))
+        return is_covered
 
     def _ask(self, characters: Sequence[str]) -> None:
         from tiktoken import Encoding
@@ -59,15 +60,15 @@ class Alphabet:
         cutter = Encoding(
             "probes", pat_str=self._pattern, mergeable_ranks=tokens, special_tokens={}
         )
-        self._unsure.update(characters)
-        self._unsure.difference_update(known)
+        self._states[list(map(ord, characters))] = _UNSURE
         for c, texts in probes.items():
             is_alike = all(
                 cutter.encode_ordinary(text)
                 == [token_of[text[i:j]] for _, (i, j) in self._words.pre_tokenize_str(text)]
                 for text in texts
             )
-            (self._sure if is_alike else self._unsure).add(c)
+            if is_alike:
+                self._states[ord(c)] = _SURE
 
     def _is_stable(self, c: str) -> bool:
         """Return whether every version of Unicode, in either engine, reads a character alike.
@@ -80,3 +81,7 @@ class Alphabet:
         ):
             return False
         return c.isascii() or not any(c.casefold() in group for group in self._caseless)
+
+
+def _is_normal(text: str) -> bool:
+    return text.isascii() or unicodedata.is_normalized("NFC", text)

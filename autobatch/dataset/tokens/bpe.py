@@ -92,8 +92,7 @@ class Bpe:
         """
         if not self._is_trusted:
             return otherwise(texts)
-        self._alphabet.learn("".join(texts))
-        takes = np.fromiter(map(self._alphabet.covers, texts), bool, len(texts))
+        takes = self._alphabet.covers(texts)
         taken = list(compress(texts, takes))
         found = self._encode(taken)
         if found is None or not self._is_alike(taken, found, otherwise):
@@ -202,23 +201,20 @@ def _tokens_in_order(
     """Return the id of each token by its bytes, in the order of merging, None if unsure."""
     vocab: dict[str, int] = model["vocab"]
     pairs = [pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"]]
-    byte_of = _byte_of()
-    order = dict.fromkeys(byte_of)
+    order = dict.fromkeys(_BYTE_OF)
     for left, right in pairs:
         token = left + right
         if token in order and token != next(reversed(order)):
             return None  # a token with several pairs, others between them
         order[token] = None
-    if not all(c in byte_of for token in order for c in token):
-        return None
     lost = _unreachable(vocab, pairs, digest)
     if model.get("ignore_merges") and not lost <= added:
         return None  # a word that is such a token is taken as it is
-    return {
-        bytes(byte_of[c] for c in token): vocab.get(token, _UNKNOWN)
-        for token in order
-        if token not in lost
-    }
+    known = [token for token in order if token not in lost]
+    try:
+        return {_bytes(token): vocab.get(token, _UNKNOWN) for token in known}
+    except UnicodeEncodeError:  # a character that stands for no byte
+        return None
 
 
 def _unreachable(
@@ -245,3 +241,12 @@ def _byte_of() -> dict[str, int]:
     hidden = [i for i in range(256) if i not in shown]
     stand_ins = {chr(256 + place): i for place, i in enumerate(hidden)}
     return {**{chr(i): i for i in shown}, **stand_ins}
+
+
+_BYTE_OF = _byte_of()
+_NO_BYTE = {i: 256 for i in range(256) if chr(i) not in _BYTE_OF}
+_AS_LATIN = {**_NO_BYTE, **{ord(c): i for c, i in _BYTE_OF.items()}}
+
+
+def _bytes(token: str) -> bytes:
+    return token.translate(_AS_LATIN).encode("latin-1")

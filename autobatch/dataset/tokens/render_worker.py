@@ -2,9 +2,9 @@
 
 One process loads the tokenizer, then forks: loading is paid once, and what was loaded lies in
 memory once. Each fork serves two pipes. Frames are pickles between a process and its own
-children: (format, tokenizer directory, trust, how rows are checked) on stdin of the first; then
-(number of the first row, pickled lists of rows) to a fork, answered by (SampleBatch, Tally,
-RowTally) or by an error.
+children: the tokenizer directory on stdin of the first, then (format, trust, how rows are
+checked); then (number of the first row, pickled lists of rows) to a fork, answered by
+(SampleBatch, Tally, RowTally) or by an error.
 """
 
 from __future__ import annotations
@@ -83,8 +83,11 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a worker
     numbers = [int(word) for word in sys.argv[1:]]
     pipes = list(zip(numbers[::2], numbers[1::2], strict=True))
-    fmt, directory, trust, (turn_by_turn, num_rows) = pickle.load(sys.stdin.buffer)
-    tokenizer = with_bpe(load_tokenizer(directory))  # once, for all forks
+    tokenizer = with_bpe(load_tokenizer(pickle.load(sys.stdin.buffer)))  # once, for all forks
+    try:
+        fmt, trust, (turn_by_turn, num_rows) = pickle.load(sys.stdin.buffer)
+    except EOFError:  # there were fewer rows than it had seemed
+        return
     checks = RowChecks(tokenizer, turn_by_turn=turn_by_turn, num_rows=num_rows)
     renderer = Renderer(fmt, tokenizer, checks)
     workers = [_fork(renderer, checks, trust, pipes, i) for i in range(len(pipes))]
