@@ -14,7 +14,7 @@ from autobatch.dataset.tokens.encoding import Trust
 from autobatch.dataset.tokens.parallel import render_rows
 from autobatch.dataset.tokens.rendering import Renderer
 from autobatch.dataset.tokens.row_checks import RowChecks
-from autobatch.dataset.tokens.templates import is_plain
+from autobatch.dataset.tokens.templates import is_plain, quick_render
 from autobatch.dataset.tokens.tokenizer import load_tokenizer
 from autobatch.dataset.tokens.turns import Tally
 from autobatch.errors import DataError
@@ -34,6 +34,10 @@ THINKING = (
     "{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+LOOP = (
+    "{%% for m in messages if m.role != 'x' %%}{{ loop.first ~ loop.index0 ~ (%s) }}{%% endfor %%}"
+)
+MACRO = "{%% macro show(m) %%}{{ m.role ~ (%s) }}{%% endmacro %%}{{ show(messages[0]) }}"
 WORDS = ("two", " plus", " four?", "\n", "北京", " é", "e\u0301", "<|im_end|>", "  ", "👍")
 
 
@@ -159,17 +163,59 @@ def test_rows_that_change_on_their_way_are_not_plain():
     assert not is_plain([], None)
 
 
+EXPRESSIONS = (
+    "messages[0].content.strip('a')",
+    "messages[0]['content'].split(' ')[0].upper()",
+    "messages[0].missing is defined",
+    "messages[0].missing",
+    "messages[0]['missing'] is defined",
+    "messages[0].items() | list",
+    "messages[0].get('role')",
+    "messages[0].content.missing is defined",
+    "messages[1].calls[0].arguments.x",
+    "messages[1].calls[0]['arguments'].y is defined",
+    "messages[1].calls.count(1)",
+    "messages[1].calls[0].index",
+    "messages[1].calls[0].first",
+    "messages[0].content.startswith('a ') and messages[0].content.endswith(messages[1].role)",
+    "messages[0].content.replace('a', messages[1].content)",
+    "messages[0].content.format(1)",
+    "ns.found ~ ns.missing",
+    "(messages | map(attribute='role') | join(','))",
+    "messages[::-1][0].role",
+    "('a' if messages[0].index0 is defined else 'b')",
+    "namespace(role='c').role",
+    "dict(role='d').role",
+    "messages[0].content | length",
+    "messages[0].content[0] ~ messages[0].content[-1:]",
+)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+@pytest.mark.parametrize("place", ["{{ %s }}", LOOP, MACRO], ids=["top", "loop", "macro"])
+def test_quick_code_prints_what_transformers_prints(tokenizer, monkeypatch, expression, place):
+    """Fields, methods and loops that are read in place, and whatever looks like them."""
+    start = "{% set ns = namespace(found=1) %}"
+    messages = [
+        {"role": "user", "content": "a b{} a"},
+        {"role": "assistant", "content": "c", "calls": [{"index": 5, "arguments": {"x": "y"}}]},
+    ]
+    monkeypatch.setattr(tokenizer.fast, "chat_template", start + place % expression)
+    expected = tokenizer.fast.apply_chat_template(messages, tokenize=False)
+    assert expected == quick_render(tokenizer.fast)(messages, None)
+
+
 def test_the_sandbox_still_stands(tokenizer):
     """What a template may not do is undefined or refused in the quick way too."""
     tokenizer.fast.chat_template, kept = "{{ messages.__class__ }}", tokenizer.fast.chat_template
     try:
-        from autobatch.dataset.tokens.templates import quick_render
-
         for template in (
             "{{ messages[0].content.__class__.__mro__[1] }}",
             "{{ messages[0].content.format.__globals__.x }}",
             "{{ messages.append(1) }}",
             "{{ messages[0].update({'a': 1}) }}",
+            "{{ messages[0]['__class__'].x }}",
+            "{{ messages[0].content['__class__'].x }}",
             "{{ '{0.__class__.x}'.format(messages[0]) }}",
         ):
             tokenizer.fast.chat_template = template

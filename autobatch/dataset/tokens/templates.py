@@ -1,15 +1,14 @@
 """Render chat templates row after row, faster than transformers does it one by one.
 
 transformers prepares every conversation for whatever a program may pass, and its sandbox asks
-anew for each attribute whether it is safe. Rows of data are plain text mostly, and ask for the
-same few attributes; what is known to be safe is answered at once, all else by the sandbox.
+anew for each attribute whether it is safe. Rows of data are plain text mostly, and templates ask
+for the same few attributes: these are compiled to be read in place, all else asks the sandbox.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from types import BuiltinMethodType
 from typing import Any
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
@@ -98,37 +97,68 @@ def _is_json(value: Any) -> bool:
 
 @cache
 def _environment_class() -> Any:
-    from jinja2.runtime import LoopContext, missing
+    from jinja2 import nodes
+    from jinja2.compiler import CodeGenerator
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
 
+    class QuickCode(CodeGenerator):
+        """Python of a template that asks the sandbox only about what is not surely safe.
+
+        Fields of messages, methods of text and numbers of loops are read in place.
+        """
+
+        def visit_Getattr(self, node: Any, frame: Any) -> None:
+            name = node.attr
+            if name in _LOOP_NUMBERS:
+                self._either(f"t_it.{name}", node.node, frame, "is LoopContext")
+            elif name.startswith("_") or name in _DICT_ATTRIBUTES:
+                super().visit_Getattr(node, frame)
+                return
+            else:
+                self._either(f"t_it[{name!r}]", node.node, frame, f"is dict and {name!r} in t_it")
+            self.write(f"environment.getattr(t_it, {name!r}))")
+
+        def visit_Getitem(self, node: Any, frame: Any) -> None:
+            name = node.arg.value if isinstance(node.arg, nodes.Const) else None
+            if type(name) is str:
+                self._either(f"t_it[{name!r}]", node.node, frame, f"is dict and {name!r} in t_it")
+                self.write(f"environment.getitem(t_it, {name!r}))")
+            else:
+                super().visit_Getitem(node, frame)
+
+        def visit_Call(self, node: Any, frame: Any, forward_caller: bool = False) -> None:
+            called = node.node
+            is_plain = not (node.kwargs or node.dyn_args or node.dyn_kwargs or forward_caller)
+            if (
+                is_plain
+                and isinstance(called, nodes.Getattr)
+                and called.attr in _TEXT_METHODS
+                and all(isinstance(arg, nodes.Const) for arg in node.args)
+            ):
+                args = "".join(f"{arg.value!r}, " for arg in node.args)
+                self._either(f"t_it.{called.attr}({args})", called.node, frame, "is str")
+                method = f"environment.getattr(t_it, {called.attr!r})"
+                self.write(f"environment.call(context, {method}, {args}))")
+            else:
+                super().visit_Call(node, frame, forward_caller=forward_caller)
+
+        def _either(self, found: str, node: Any, frame: Any, kind: str) -> None:
+            """Write `(found if type(value) is kind else `, where `found` reads the value t_it."""
+            self.write(f"({found} if type(t_it := (")
+            self.visit(node, frame)
+            self.write(f")) {kind} else ")
+
     class QuickEnvironment(ImmutableSandboxedEnvironment):
-        """The sandbox, with a short cut for fields of messages, methods of text and loops."""
+        """The sandbox, with a short cut for namespaces."""
+
+        code_generator_class = QuickCode
 
         def getattr(self, obj: Any, attribute: str) -> Any:
-            kind = type(obj)
-            if kind is dict:
-                if attribute not in _DICT_ATTRIBUTES:
-                    found = obj.get(attribute, missing)
-                    return (
-                        found if found is not missing else self.undefined(obj=obj, name=attribute)
-                    )
-            elif (kind is str and attribute in _TEXT_METHODS) or (
-                kind is LoopContext and attribute in _LOOP_NUMBERS
-            ):
-                return getattr(obj, attribute)
-            elif isinstance(obj, Namespace) and not attribute.startswith("_"):
-                found = getattr(obj, attribute, missing)
+            if isinstance(obj, Namespace) and not attribute.startswith("_"):
+                found = getattr(obj, attribute, self)
                 if type(found) in _PLAIN_TYPES:
                     return found
             return super().getattr(obj, attribute)
-
-        def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-            # keywords hold what the compiler adds (_loop_vars), or what a template named itself
-            if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
-                names = set(kwargs) - {"_loop_vars", "_block_vars"}
-                if not names and __obj.__name__ in _TEXT_METHODS:
-                    return __obj(*args)
-            return super().call(__context, __obj, *args, **kwargs)
 
     return QuickEnvironment
