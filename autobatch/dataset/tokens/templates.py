@@ -34,6 +34,7 @@ def quick_render(fast: Any) -> QuickRender | None:
     if not isinstance(fast.chat_template, str):
         return None  # several templates, chosen by the tools of each row
     try:
+        from jinja2.runtime import new_context
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         template = _compile_jinja_template(fast.chat_template)
@@ -45,19 +46,17 @@ def quick_render(fast: Any) -> QuickRender | None:
         quick.filters.update(template.environment.filters)
         quick.tests.update(template.environment.tests)
         quick.globals.update(template.environment.globals)
-        render = quick.from_string(fast.chat_template).render
-        tokens = dict(fast.special_tokens_map)
+        compiled = quick.from_string(fast.chat_template)
+        known = {**compiled.globals, "documents": None, "add_generation_prompt": False}
+        known.update(fast.special_tokens_map)
     except Exception:  # another transformers, an odd template: rows are rendered its own way
         return None
 
     def rendered(messages: Sequence[Mapping[str, Any]], tools: list[Any] | None) -> str:
-        return render(
-            messages=list(messages),
-            tools=tools,
-            documents=None,
-            add_generation_prompt=False,
-            **tokens,
-        )
+        # as `compiled.render`, which copies the globals through a ChainMap for every row
+        names = {**known, "messages": list(messages), "tools": tools}
+        context = new_context(quick, None, compiled.blocks, names, shared=True, globals=known)
+        return "".join(compiled.root_render_func(context))
 
     return rendered
 
