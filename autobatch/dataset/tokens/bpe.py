@@ -8,7 +8,7 @@ first. The ids are the same because
 - added tokens are cut out alike: none begins another, none takes blanks along;
 - a text is taken only if the normalizer leaves it as it is;
 - the pattern has constructs that both engines read alike, and a text is taken only if both put
-  each of its characters into the same classes (`Alphabet`);
+  each of its characters into the same classes and leave none of them out (`Alphabet`);
 - tokens are *reachable*: the pairs merge a token's own bytes into it. Where a text holds two
   neighbours that make a token t, nothing merged across their borders, so between these the
   merges were those of t alone, and the list has their last pair. Hence both merge the same
@@ -37,12 +37,12 @@ from autobatch.storage import cache_root, read_json, write_json
 
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CLASS = r"\\p\{(?:[LMNPSZ]|L[ultmo]|M[nce]|N[dlo])\}|\\[sSrnt]"
-_SET = rf"\[\^?(?:{_CLASS}|[^\\\[\]^&-])+\]"
-_ATOM = rf"\(\?i:|\(\?:|\((?!\?)|\)|{_SET}|{_CLASS}|[^\\\[\](){{}}.*+?|^$]"
+_SET = rf"\[\^?(?:{_CLASS}|[^\\\[\]^&~-])+\]"
+_ATOM = rf"(?:{_SET}|{_CLASS}|[^\\\[\](){{}}.*+?|^$])(?:[?*+]|\{{\d+(?:,\d*)?\}})?"
+# Engines differ in what a repeated group may leave empty, and in cases beyond ASCII.
+_GROUP = r"\((?:\?:)?|\)\??|\(\?i:['a-zA-Z|\[\]]+\)\??"
 # No lazy and no possessive repetition, no anchor, no lookahead but the one for a last blank.
-_PLAIN_PATTERN = re.compile(
-    rf"(?:(?:{_ATOM})(?:[?*+]|\{{\d+(?:,\d*)?\}})?(?![?*+{{])|\(\?!\\S\)|\|)+"
-)
+_PLAIN_PATTERN = re.compile(rf"(?:(?:{_ATOM}|{_GROUP})(?![?*+{{])|\(\?!\\S\)|\|)+")
 _PLAIN_MODEL = {
     "dropout": None,
     "continuing_subword_prefix": "",
@@ -152,6 +152,8 @@ def make_bpe(backend: Any) -> Bpe | None:
     pattern = _pattern(spec["pre_tokenizer"])
     if pattern is None or not _is_plain_model(model) or not _are_plain(added):
         return None
+    if backend.encode_special_tokens or spec["truncation"] or spec["padding"]:
+        return None
     if spec["normalizer"] is not None and spec["normalizer"]["type"] != "NFC":
         return None
     added_ids = {token["content"]: token["id"] for token in added}
@@ -160,8 +162,11 @@ def make_bpe(backend: Any) -> Bpe | None:
     if ids_of is None:
         return None
     unknown = frozenset(token[0] for token, i in ids_of.items() if i == _UNKNOWN)
-    alphabet = Alphabet(backend, pattern, unknown_bytes=unknown)
-    return Bpe(pattern, alphabet, ids_of=ids_of, added=added_ids)
+    try:
+        alphabet = Alphabet(backend, pattern, unknown_bytes=unknown)
+        return Bpe(pattern, alphabet, ids_of=ids_of, added=added_ids)
+    except ValueError:  # too large a pattern for Rust's regex
+        return None
 
 
 def _pattern(cutter: Mapping[str, Any] | None) -> str | None:
@@ -176,7 +181,17 @@ def _pattern(cutter: Mapping[str, Any] | None) -> str | None:
     if steps[0]["behavior"] != "Isolated" or steps[0]["invert"]:
         return None
     pattern = steps[0]["pattern"].get("Regex")
-    return pattern if pattern and _PLAIN_PATTERN.fullmatch(pattern) else None
+    return pattern if pattern and _is_plain_pattern(pattern) else None
+
+
+def _is_plain_pattern(pattern: str) -> bool:
+    """Return whether both engines read a pattern alike, and it matches no empty word."""
+    if not _PLAIN_PATTERN.fullmatch(pattern):
+        return False
+    try:
+        return re.match(re.sub(r"\\p\{\w+\}", "x", pattern), "") is None
+    except (re.error, OverflowError):
+        return False
 
 
 def _is_plain_model(model: Mapping[str, Any]) -> bool:
@@ -212,8 +227,8 @@ def _tokens_in_order(
     if not all(c in byte_of for token in order for c in token):
         return None
     lost = _unreachable(vocab, pairs, digest)
-    if model.get("ignore_merges") and not lost <= added:
-        return None  # a word that is such a token is taken as it is
+    if model.get("ignore_merges") and not all(t in added and t.isascii() for t in lost):
+        return None  # a word is such a token: it is taken as it is
     return {
         bytes(byte_of[c] for c in token): vocab.get(token, _UNKNOWN)
         for token in order
