@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import unicodedata
+from functools import cache
 from itertools import islice, product
 from pathlib import Path
 
@@ -150,9 +151,9 @@ class Asked(list):
         return self._encode(texts)
 
 
-def past_comparing(backend):
+def past_comparing(backend, bpe=None):
     """Return a Bpe that has compared enough at first: what follows is tiktoken's own."""
-    bpe = make_bpe(backend)
+    bpe = bpe or make_bpe(backend)
     bpe.encode(["a" * 20_099], otherwise=plain(backend))
     return bpe
 
@@ -164,9 +165,14 @@ TAKEN = {
     "llama3": lambda: train(split(LLAMA3), ignore_merges=True, specials=()),
     "o200k": lambda: train(split(O200K)),
     "cl100k-plain": lambda: train(split(CL100K_PLAIN)),
-    "qwen3": lambda: Tokenizer.from_file(str(DATA / "tokenizers/qwen3/tokenizer.json")),
-    "smollm2": lambda: Tokenizer.from_file(str(DATA / "tokenizers/smollm2/tokenizer.json")),
 }
+
+
+@cache
+def shared(name):
+    """Return a tokenizer that many models have, without and with Bpe, loaded once."""
+    plainly = load_tokenizer(str(DATA / "tokenizers" / name))
+    return plainly, with_bpe(plainly)
 
 
 @pytest.fixture(scope="module")
@@ -175,11 +181,16 @@ def taken():
     made = {}
 
     def of(name):
-        if name in ("qwen3", "smollm2") and not (DATA / "tokenizers").exists():
+        if name not in TAKEN and not (DATA / "tokenizers").exists():
             pytest.skip("needs shared data")
         if name not in made:
-            backend = TAKEN[name]()
-            made[name] = backend, past_comparing(backend)
+            if name in TAKEN:
+                backend = TAKEN[name]()
+                made[name] = backend, past_comparing(backend)
+            else:
+                tokenizer, quick = shared(name)
+                backend = tokenizer.fast.backend_tokenizer
+                made[name] = backend, past_comparing(backend, quick.bpe)
         return made[name]
 
     return of
@@ -188,7 +199,7 @@ def taken():
 # ---- the same ids ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", [*TAKEN, "qwen3", "smollm2"])
 @settings(
     max_examples=25,
     deadline=None,
@@ -203,7 +214,7 @@ def test_any_texts_have_the_ids_of_tokenizers(taken, name, texts):
     assert rows(plain(backend)(texts)) == rows(bpe.encode(texts, otherwise=plain(backend)))
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", [*TAKEN, "qwen3", "smollm2"])
 def test_long_runs_have_the_ids_of_tokenizers(taken, name):
     """tiktoken merges words of more than some hundred bytes by another way."""
     backend, bpe = taken(name)
@@ -286,10 +297,12 @@ def test_words_are_merged_as_the_pairs_say(pairs):
     assert len(asked) < 100
 
 
-@pytest.mark.parametrize("text", ["<x><y>", "a<x>b", "<x", "<<x>>", " <x> <x>y>", "<y><x>"])
+@pytest.mark.parametrize(
+    "text", ["<x><y>", "a<x>b", "<x", "<<x>>", " <x> <x>y>", "<y><x>", "hello other"]
+)
 def test_added_tokens_are_cut_out_alike(text):
     """At both ends, side by side, and unfinished."""
-    backend = with_added("<x>", "<y>", "y>")
+    backend = with_added("<x>", "<y>", "y>", "he")  # the last is a merged token too
     asked, texts = Asked(backend), [text, "b"]
     bpe = past_comparing(backend)
     assert rows(plain(backend)(texts)) == rows(bpe.encode(texts, otherwise=asked))
@@ -488,35 +501,31 @@ def test_special_tokens_that_the_config_splits_are_split(tmp_path):
     assert expected == rows(with_bpe(tokenizer).encode_ids(texts, add_special_tokens=False))
 
 
-@pytest.fixture(scope="module")
-def qwen3():
-    """The Qwen3 tokenizer without and with Bpe."""
-    plainly = load_tokenizer(str(DATA / "tokenizers" / "qwen3"))
-    return plainly, with_bpe(plainly)
-
-
 @needs_shared
-@pytest.mark.parametrize("name", ["messages_tools_agent", "sharegpt_zh", "gsm8k", "text_longtail"])
-def test_real_rows_are_rendered_alike(qwen3, name):
-    """Ids and labels of the first 200 rows."""
+@pytest.mark.parametrize(
+    ("name", "num_rows"),
+    [("messages_tools_agent", 60), ("sharegpt_zh", 200), ("gsm8k", 200), ("text_longtail", 200)],
+)
+def test_real_rows_are_rendered_alike(name, num_rows):
+    """Ids and labels of the first rows; those of agents are long."""
     files = find_files([str(DATA / name / "train.jsonl")])
     fmt = choose_format(files)
-    some = list(islice(all_rows(files, fmt), 200))
+    some = list(islice(all_rows(files, fmt), num_rows))
     batches = []
-    for tokenizer in qwen3:
+    for tokenizer in shared("qwen3"):
         renderer = Renderer(fmt, tokenizer, RowChecks(tokenizer, turn_by_turn="off"))
         renderer.trust.num_searches_left = 0  # spans are compared elsewhere, which takes seconds
         batches.append(renderer.render(some, Tally()))
     plainly, quickly = batches
     assert plainly.num_samples == len(some)
-    for name in ("table", "ids", "labels"):
-        assert np.array_equal(getattr(plainly, name), getattr(quickly, name))
+    for part in ("table", "ids", "labels"):
+        assert np.array_equal(getattr(plainly, part), getattr(quickly, part))
 
 
 @needs_shared
-def test_real_text_is_taken_by_tiktoken(qwen3):
+def test_real_text_is_taken_by_tiktoken():
     """Nearly none of it is left to `tokenizers`."""
-    tokenizer, quick = qwen3
+    tokenizer, quick = shared("qwen3")
     asked = Asked(tokenizer.fast.backend_tokenizer)
     file = DATA / "text_longtail" / "train.jsonl"
     with file.open(encoding="utf-8") as lines:
