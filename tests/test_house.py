@@ -64,6 +64,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
                 "tokens",
                 "__init__",
                 "samples",
+                "patterns",
                 "alphabet",
                 "bpe",
                 "templates",

@@ -1,8 +1,10 @@
 """The characters that two engines put into the same classes of a pattern.
 
 `tokenizers` cuts words with Oniguruma, tiktoken with Rust's regex: other versions of Unicode,
-other notions of a blank. Both are asked, for every character that data hold, how they cut it
-from one of each class; what a pattern does to a text depends on the classes of its characters.
+other notions of a blank. What a pattern does to a text depends on the classes of its characters,
+so both are asked about every character that data hold and every class that the pattern names.
+To see how they cut some words would not do: o200k cuts each pair alike with U+0903 (a mark) and
+with U+4E2D (a letter), but not ` .\u0903a` and ` .\u4e2da`.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ import re
 import sys
 import unicodedata
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 
 _NEW, _SURE, _UNSURE = range(3)
-_CONTEXTS = "aA1 .\n"  # one of each class that patterns tell apart
+_CLASS = re.compile(r"\\p\{\w+\}|\\[sS]")
+_LOOKAHEAD, _NEVER = r"(?!\S)", r"[^\s\S]"
 
 
 class Alphabet:
@@ -25,8 +27,17 @@ class Alphabet:
 
     def __init__(self, backend: Any, pattern: str, *, unknown_bytes: frozenset[int]) -> None:
         """Know no character yet; `backend` is a `tokenizers.Tokenizer`."""
-        self._words, self._normalizer = backend.pre_tokenizer, backend.normalizer
-        self._pattern, self._unknown = pattern, unknown_bytes
+        from tiktoken import Encoding
+        from tokenizers import Regex
+        from tokenizers.normalizers import Replace
+
+        def matcher(pattern: str) -> Encoding:  # its ids are the bytes of all that matches
+            tokens = {bytes([i]): i for i in range(256)}
+            return Encoding("matcher", pat_str=pattern, mergeable_ranks=tokens, special_tokens={})
+
+        self._normalizer, self._unknown = backend.normalizer, unknown_bytes
+        self._classes = [(Replace(Regex(c), ""), matcher(c)) for c in set(_CLASS.findall(pattern))]
+        self._matches_alone = matcher(pattern.replace(_LOOKAHEAD, _NEVER))
         self._caseless = [group.casefold() for group in re.findall(r"\(\?i:([^)]*)", pattern)]
         self._states = np.full(sys.maxunicode + 1, _NEW, dtype=np.uint8)  # by code point
 
@@ -47,28 +58,16 @@ class Alphabet:
         return is_covered
 
     def _ask(self, characters: Sequence[str]) -> None:
-        from tiktoken import Encoding
-
-        known = [c for c in characters if self._is_stable(c)]
-        probes = {
-            c: [c + c, *(x + c for x in _CONTEXTS), *(c + x for x in _CONTEXTS)] for c in known
-        }
-        # a word that is a token comes out as that token, so one can see where words end
-        parts = dict.fromkeys(chain(_CONTEXTS, known, chain.from_iterable(probes.values())))
-        tokens = {bytes([i]): i for i in range(256)}
-        token_of = {part: tokens.setdefault(part.encode(), len(tokens)) for part in parts}
-        cutter = Encoding(
-            "probes", pat_str=self._pattern, mergeable_ranks=tokens, special_tokens={}
-        )
+        text = "".join(c for c in characters if self._is_stable(c))
+        # tiktoken drops what a pattern leaves out, but nothing is where each character matches
+        # alone, whatever follows it
+        sure = {c for c in text if self._matches_alone.encode_ordinary(c)}
+        for remover, matcher in self._classes:
+            outside = set(remover.normalize_str(text))
+            inside = set(bytes(matcher.encode_ordinary(text)).decode())
+            sure &= outside ^ inside
         self._states[list(map(ord, characters))] = _UNSURE
-        for c, texts in probes.items():
-            is_alike = all(
-                cutter.encode_ordinary(text)
-                == [token_of[text[i:j]] for _, (i, j) in self._words.pre_tokenize_str(text)]
-                for text in texts
-            )
-            if is_alike:
-                self._states[ord(c)] = _SURE
+        self._states[list(map(ord, sure))] = _SURE
 
     def _is_stable(self, c: str) -> bool:
         """Return whether every version of Unicode, in either engine, reads a character alike.

@@ -8,7 +8,7 @@ first. The ids are the same because
 - added tokens are cut out alike: none begins another, none takes blanks along;
 - a text is taken only if the normalizer leaves it as it is;
 - the pattern has constructs that both engines read alike, and a text is taken only if both put
-  each of its characters into the same classes (`Alphabet`);
+  each of its characters into the same classes and leave none of them out (`Alphabet`);
 - tokens are *reachable*: the pairs merge a token's own bytes into it. Where a text holds two
   neighbours that make a token t, nothing merged across their borders, so between these the
   merges were those of t alone, and the list has their last pair. Hence both merge the same
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import compress, pairwise
@@ -32,17 +31,10 @@ from typing import Any
 import numpy as np
 
 from autobatch.dataset.tokens.alphabet import Alphabet
+from autobatch.dataset.tokens.patterns import plain_pattern
 from autobatch.errors import AutobatchError
 from autobatch.storage import cache_root, read_json, write_json
 
-_GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CLASS = r"\\p\{(?:[LMNPSZ]|L[ultmo]|M[nce]|N[dlo])\}|\\[sSrnt]"
-_SET = rf"\[\^?(?:{_CLASS}|[^\\\[\]^&-])+\]"
-_ATOM = rf"\(\?i:|\(\?:|\((?!\?)|\)|{_SET}|{_CLASS}|[^\\\[\](){{}}.*+?|^$]"
-# No lazy and no possessive repetition, no anchor, no lookahead but the one for a last blank.
-_PLAIN_PATTERN = re.compile(
-    rf"(?:(?:{_ATOM})(?:[?*+]|\{{\d+(?:,\d*)?\}})?(?![?*+{{])|\(\?!\\S\)|\|)+"
-)
 _PLAIN_MODEL = {
     "dropout": None,
     "continuing_subword_prefix": "",
@@ -148,8 +140,10 @@ def make_bpe(backend: Any) -> Bpe | None:
     text = backend.to_str()
     spec = json.loads(text)
     model, added = spec["model"], spec["added_tokens"] or []
-    pattern = _pattern(spec["pre_tokenizer"])
+    pattern = plain_pattern(spec["pre_tokenizer"])
     if pattern is None or not _is_plain_model(model) or not _are_plain(added):
+        return None
+    if backend.encode_special_tokens or spec["truncation"] or spec["padding"]:
         return None
     if spec["normalizer"] is not None and spec["normalizer"]["type"] != "NFC":
         return None
@@ -159,23 +153,11 @@ def make_bpe(backend: Any) -> Bpe | None:
     if ids_of is None:
         return None
     unknown = frozenset(token[0] for token, i in ids_of.items() if i == _UNKNOWN)
-    alphabet = Alphabet(backend, pattern, unknown_bytes=unknown)
-    return Bpe(pattern, alphabet, ids_of=ids_of, added=added_ids)
-
-
-def _pattern(cutter: Mapping[str, Any] | None) -> str | None:
-    """Return the pattern that cuts words, None if they are cut otherwise or it is not plain."""
-    steps = [] if cutter is None else cutter.get("pretokenizers", [cutter])
-    if not steps or steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
+    try:
+        alphabet = Alphabet(backend, pattern, unknown_bytes=unknown)
+        return Bpe(pattern, alphabet, ids_of=ids_of, added=added_ids)
+    except ValueError:  # too large a pattern for Rust's regex
         return None
-    if len(steps) == 1 and steps[0]["use_regex"]:
-        return _GPT2_PATTERN  # it stands in the source of `tokenizers`
-    if len(steps) != 2 or steps[0]["type"] != "Split" or steps[1]["use_regex"]:
-        return None
-    if steps[0]["behavior"] != "Isolated" or steps[0]["invert"]:
-        return None
-    pattern = steps[0]["pattern"].get("Regex")
-    return pattern if pattern and _PLAIN_PATTERN.fullmatch(pattern) else None
 
 
 def _is_plain_model(model: Mapping[str, Any]) -> bool:
@@ -208,7 +190,7 @@ def _tokens_in_order(
             return None  # a token with several pairs, others between them
         order[token] = None
     lost = _unreachable(vocab, pairs, digest)
-    if model.get("ignore_merges") and not lost <= added:
+    if model.get("ignore_merges") and not all(t in added and t.isascii() for t in lost):
         return None  # a word that is such a token is taken as it is
     known = [token for token in order if token not in lost]
     try:
@@ -223,7 +205,9 @@ def _unreachable(
     """Return the tokens that pairs do not make of their own characters; known the second time."""
     path = Path(cache_root(), "tokenizers", f"{digest[:24]}.json")
     with suppress(AutobatchError, KeyError, TypeError):  # not known yet, or damaged
-        return frozenset(read_json(path)["unreachable"])
+        known = read_json(path)["unreachable"]
+        if type(known) is list:
+            return frozenset(known)
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 

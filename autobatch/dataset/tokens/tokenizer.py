@@ -80,7 +80,7 @@ class Tokenizer:
             return self._encode_ids(texts, add_special_tokens=add_special_tokens)
         plainly = partial(self._encode_ids, add_special_tokens=False)
         ids, lengths = self.bpe.encode(texts, otherwise=plainly)
-        if not add_special_tokens or self.adds in (None, ((), ())):
+        if not add_special_tokens or self.adds in (None, ((), ())) or not len(lengths):
             return ids, lengths
         before, after = (np.array(some, dtype=np.int32) for some in self.adds)
         rows = np.split(ids, np.cumsum(lengths)[:-1])
