@@ -123,7 +123,7 @@ def test_progress_counts_rows_of_the_total(tmp_path, tokenizer):
     calls = []
     file = write_parquet(tmp_path / "c.parquet", ROWS * 600)
     profile_lengths([file], tokenizer_dir=tokenizer, progress=lambda *call: calls.append(call))
-    assert calls == [(0, 2400), (1008, 2400), (2016, 2400), (2400, 2400)]
+    assert calls == [(0, 2400), (1024, 2400), (2048, 2400), (2400, 2400)]
 
 
 def test_lines_are_counted_for_progress(tmp_path, tokenizer):

@@ -91,7 +91,7 @@ def test_a_second_run_takes_no_part_for_the_whole(tmp_path, tokenizer, environme
     with pytest.raises(ProfileInterrupted) as caught:
         profile_lengths([file], tokenizer_dir=tokenizer, progress=interrupt)
     part = caught.value.profile
-    assert (False, 2016) == (part.complete, part.num_rows)  # asked during the second batch
+    assert (False, 2048) == (part.complete, part.num_rows)  # asked during the second batch
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     whole = profile_lengths([file], tokenizer_dir=tokenizer)
     assert (True, 5000) == (whole.complete, whole.num_rows)

@@ -25,7 +25,7 @@ from autobatch.dataset.lengths.sampling import apportion
 from autobatch.dataset.lengths.stats import length_histogram, length_stats
 from autobatch.dataset.rows.files import DataFile, find_files, revision_of
 from autobatch.dataset.rows.formats import RowFormat, choose_format
-from autobatch.dataset.rows.reading import all_rows, count_all
+from autobatch.dataset.rows.reading import all_parts, count_all
 from autobatch.dataset.tokens.cache import TokenCache, partial_name, write_cache
 from autobatch.dataset.tokens.parallel import early_workers, render_rows
 from autobatch.dataset.tokens.rendering import RENDERING_VERSION
@@ -123,7 +123,7 @@ def _whole(
     checks = RowChecks(tokenizer, turn_by_turn=turn_by_turn, num_rows=total)
     with interrupt_asked() as is_asked:
         batches = render_rows(
-            all_rows(found, fmt), fmt, tokenizer, tally, checks, num_rows=total, workers=workers
+            all_parts(found, fmt), fmt, tokenizer, tally, checks, num_rows=total, workers=workers
         )
         passed = watched(batches, tally, data.files[0], is_asked, progress, total)
         cache = write_cache(directory, passed, files=data.files, is_complete=lambda: not is_asked())

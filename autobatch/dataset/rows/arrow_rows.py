@@ -84,23 +84,21 @@ def _check_single(file: DataFile, names: Sequence[str], columns: Sequence[str] |
             raise DataError(f"{file.path} has {num_columns} columns named {name!r}; rename them")
 
 
-def arrow_rows(file: DataFile, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a parquet or Arrow file; nulls stay as Arrow has them.
+def rows_of_batch(file: DataFile, batch: Any) -> list[dict[str, Any]]:
+    """Return the rows of a record batch; nulls stay as Arrow has them.
 
     Raises:
-        DataError: if the file is damaged, or a value is beyond what Python can hold.
+        DataError: if a value is damaged, or beyond what Python can hold.
     """
-    for batch in arrow_batches(file, columns):
-        try:
-            with _damage_told(file):
-                rows = batch.to_pylist(maps_as_pydicts="strict")
-        except (ValueError, OverflowError, KeyError) as error:  # the year 10000, a key twice
-            names = ", ".join(batch.schema.names)
-            raise DataError(
-                f"{file.path} holds a value in {names} that cannot be read "
-                f"({error}); correct it or name other columns"
-            ) from error
-        yield from rows
+    try:
+        with _damage_told(file):
+            return list(batch.to_pylist(maps_as_pydicts="strict"))
+    except (ValueError, OverflowError, KeyError) as error:  # the year 10000, a key twice
+        names = ", ".join(batch.schema.names)
+        raise DataError(
+            f"{file.path} holds a value in {names} that cannot be read "
+            f"({error}); correct it or name other columns"
+        ) from error
 
 
 @contextmanager

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 from autobatch.dataset.rows.arrow_rows import (
     add_columns,
-    arrow_rows,
+    arrow_batches,
     arrow_schema,
     count_arrow_rows,
+    rows_of_batch,
 )
 from autobatch.dataset.rows.remote import broken_off
 from autobatch.dataset.rows.sources import find_files
@@ -21,9 +23,11 @@ from autobatch.errors import AutobatchError
 __all__ = [
     "SAMPLED_ROWS",
     "DataFile",
+    "batch_rows",
     "count_rows",
     "drop_nulls",
     "find_files",
+    "read_batches",
     "read_columns",
     "read_rows",
     "revision_of",
@@ -78,12 +82,40 @@ def read_rows(file: DataFile, columns: Sequence[str] | None = None) -> Iterator[
         DataError: if the file is damaged, a line is no JSON object, the file changed since it
             was found, or its server breaks off.
     """
+    if file.has_schema:
+        for batch in read_batches(file, columns):
+            yield from batch_rows(file, batch)
+        return
+    with _change_told(file):
+        yield from text_rows(file)
+    check_unchanged(file)
+
+
+def read_batches(file: DataFile, columns: Sequence[str] | None) -> Iterator[Any]:
+    """Yield the rows of a file with a schema as record batches, see `batch_rows`.
+
+    Raises:
+        DataError: as `read_rows`.
+    """
+    with _change_told(file):
+        yield from arrow_batches(file, columns)
+    check_unchanged(file)
+
+
+def batch_rows(file: DataFile, batch: Any) -> list[dict[str, Any]]:
+    """Return the rows of a record batch, as `read_rows` gives them.
+
+    Raises:
+        DataError: as `read_rows`.
+    """
+    with _change_told(file):
+        return [drop_nulls(row) for row in rows_of_batch(file, batch)]
+
+
+@contextmanager
+def _change_told(file: DataFile) -> Iterator[None]:
     try:
-        if file.has_schema:
-            for row in arrow_rows(file, columns):
-                yield drop_nulls(row)
-        else:
-            yield from text_rows(file)
+        yield
     except AutobatchError:
         check_unchanged(file)  # a file that is being written looks damaged
         raise
@@ -91,7 +123,6 @@ def read_rows(file: DataFile, columns: Sequence[str] | None = None) -> Iterator[
         if file.local_path is not None:
             raise
         raise broken_off(file.path, error) from error
-    check_unchanged(file)
 
 
 def drop_nulls(value: Any) -> Any:

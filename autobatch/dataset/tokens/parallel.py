@@ -5,17 +5,17 @@ from __future__ import annotations
 import pickle
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 
 from autobatch.dataset.rows.formats import RowFormat
-from autobatch.dataset.rows.reading import Row
+from autobatch.dataset.rows.reading import ArrowRows, Row
 from autobatch.dataset.rows.stored import DataFile
 from autobatch.dataset.tokens.rendering import Renderer
 from autobatch.dataset.tokens.row_checks import RowChecks
 from autobatch.dataset.tokens.samples import SampleBatch
 from autobatch.dataset.tokens.tokenizer import Tokenizer, with_bpe
 from autobatch.dataset.tokens.turns import Tally
-from autobatch.dataset.tokens.workers import Batch, Workers
+from autobatch.dataset.tokens.workers import Batch, Workers, unpacked
 from autobatch.hardware.environment import num_cores
 
 _BATCH_ROWS = 1000
@@ -41,7 +41,7 @@ def early_workers(files: Sequence[DataFile], tokenizer_dir: str) -> Iterator[Wor
 
 
 def render_rows(
-    rows: Iterable[Row],
+    rows: Iterable[Row | ArrowRows],
     fmt: RowFormat,
     tokenizer: Tokenizer,
     tally: Tally,
@@ -93,22 +93,28 @@ def render_rows(
 
 def _render(renderer: Renderer, batch: Batch, tally: Tally) -> SampleBatch:
     number, blobs = batch
-    rows = [row for blob in blobs for row in pickle.loads(blob)]
-    return renderer.render(rows, tally, first_number=number)
+    return renderer.render(unpacked(blobs), tally, first_number=number)
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[Batch]:
+def _batches(rows: Iterable[Row | ArrowRows]) -> Iterator[Batch]:
     """Yield rows by the batch, pickled few at a time: their objects take several times more."""
     blobs: list[bytes] = []
     num_before = num_rows = num_bytes = 0
-    rows = iter(rows)
-    while some := list(islice(rows, _PICKLED_ROWS)):
-        blobs.append(pickle.dumps(some, protocol=pickle.HIGHEST_PROTOCOL))
-        num_bytes += len(blobs[-1])
-        num_rows += len(some)
+    for num_some, blob in _pickled(rows):
+        blobs.append(blob)
+        num_bytes += len(blob)
+        num_rows += num_some
         if num_rows >= _BATCH_ROWS or num_bytes >= _BATCH_BYTES:
             yield num_before, blobs
             num_before += num_rows
             blobs, num_rows, num_bytes = [], 0, 0
     if blobs:
         yield num_before, blobs
+
+
+def _pickled(rows: Iterable[Row | ArrowRows]) -> Iterator[tuple[int, bytes]]:
+    """Yield a number of rows with their pickle, see `unpacked`."""
+    for is_arrow, same in groupby(rows, key=lambda part: isinstance(part, ArrowRows)):
+        while some := list(islice(same, 1 if is_arrow else _PICKLED_ROWS)):
+            num_rows = sum(part.num_rows if isinstance(part, ArrowRows) else 1 for part in some)
+            yield num_rows, pickle.dumps(some, protocol=pickle.HIGHEST_PROTOCOL)

@@ -23,6 +23,7 @@ from autobatch.dataset.tokens.rendering import Renderer
 from autobatch.dataset.tokens.row_checks import RowChecks, RowTally
 from autobatch.dataset.tokens.tokenizer import load_tokenizer, with_bpe
 from autobatch.dataset.tokens.turns import Tally
+from autobatch.dataset.tokens.workers import unpacked
 from autobatch.errors import AutobatchError
 
 
@@ -44,8 +45,7 @@ def serve(
 def _answer(renderer: Renderer, checks: RowChecks, number: int, blobs: list[bytes]) -> object:
     tally, checks.tally = Tally(), RowTally()
     try:
-        rows = [row for blob in blobs for row in pickle.loads(blob)]
-        return renderer.render(rows, tally, first_number=number), tally, checks.tally
+        return renderer.render(unpacked(blobs), tally, first_number=number), tally, checks.tally
     except AutobatchError as error:
         return error
     except Exception:  # our fault; the parent tells it with these words
@@ -80,10 +80,10 @@ def main() -> None:
     A worker that dies ends all; the exit code is 128 and its signal.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent keeps what is done, then ends us
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a worker
     numbers = [int(word) for word in sys.argv[1:]]
     pipes = list(zip(numbers[::2], numbers[1::2], strict=True))
     tokenizer = with_bpe(load_tokenizer(pickle.load(sys.stdin.buffer)))  # once, for all forks
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a worker
     try:
         fmt, trust, (turn_by_turn, num_rows) = pickle.load(sys.stdin.buffer)
     except EOFError:  # there were fewer rows than it had seemed

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 from autobatch.dataset.rows.formats import RowFormat
+from autobatch.dataset.rows.reading import ArrowRows, Row
 from autobatch.dataset.tokens.encoding import Trust
 from autobatch.dataset.tokens.row_checks import RowChecks
 from autobatch.dataset.tokens.samples import SampleBatch
@@ -27,6 +28,18 @@ _GOODBYE_SECS = 5.0
 _WAITING = 2  # batches a worker that are read ahead
 
 Batch = tuple[int, list[bytes]]  # the number of its first row, pickled lists of rows
+
+
+def unpacked(blobs: Iterable[bytes]) -> list[Row]:
+    """Return the rows of a batch.
+
+    Raises:
+        DataError: if a value of an Arrow column cannot be read.
+    """
+    parts = (part for blob in blobs for part in pickle.loads(blob))
+    return [
+        row for part in parts for row in (part.rows() if isinstance(part, ArrowRows) else [part])
+    ]
 
 
 class Workers:
