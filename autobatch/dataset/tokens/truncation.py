@@ -140,15 +140,17 @@ def kept_label_tokens(
 def count_labels(labels: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return int64 counts of ones in the ascending, disjoint ranges [begins, ends)."""
     counts = np.zeros(len(begins), dtype=np.int64)
+    some = np.flatnonzero(ends > begins)
+    begins, ends = begins[some], ends[some]
     first = 0
-    while first < len(begins):
+    while first < len(some):
         # as many ranges as one chunk holds, at least one
         limit = begins[first] + _CHUNK_TOKENS
         last = max(first + 1, int(np.searchsorted(ends, limit, side="right")))
         low, high = int(begins[first]), int(ends[last - 1])
-        sums = np.zeros(high - low + 1, dtype=np.int64)
-        np.cumsum(labels[low:high], out=sums[1:], dtype=np.int64)
-        counts[first:last] = sums[ends[first:last] - low] - sums[begins[first:last] - low]
+        borders = np.stack([begins[first:last], ends[first:last]], axis=1).ravel()[:-1] - low
+        sums = np.add.reduceat(labels[low:high], borders, dtype=np.int32)
+        counts[some[first:last]] = sums[::2]  # between two ranges lies another sum
         first = last
     return counts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import queue
@@ -25,6 +26,7 @@ from autobatch.errors import DataError
 from autobatch.hardware.environment import child_environment
 
 _GOODBYE_SECS = 5.0
+_PIPE_BYTES = 2**20
 _WAITING = 2  # batches a worker that are read ahead
 
 Batch = tuple[int, list[bytes]]  # the number of its first row, pickled lists of rows
@@ -57,6 +59,9 @@ class Workers:
         for _ in range(num_workers):
             (requests, ours), (answers, to_us) = os.pipe(), os.pipe()
             theirs += [requests, to_us]
+            for end in (requests, to_us):  # a batch in one go; else each piece waits for the lock
+                with suppress(OSError, AttributeError):  # more than a user may have; not Linux
+                    fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             pair = os.fdopen(ours, "wb"), os.fdopen(answers, "rb")
             self._streams += pair  # requests, answers
             self._free.put(pair)
