@@ -311,6 +311,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="measure memory with so many short rows instead")
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
     arguments = parser.parse_args()
+    unknown = set(arguments.ways.split(",")) - set(WAYS)
+    if unknown or "ours" not in arguments.ways.split(","):
+        parser.error(f"--ways {arguments.ways}: name ours and any of {', '.join(WAYS[1:])}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     about = {"date": datetime.date.today().isoformat(), **describe(device="cpu")}
     with (arguments.out / "profile.jsonl").open("a", encoding="utf-8") as stream:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from autobatch.dataset.rows.files import DataFile, find_files
 from autobatch.dataset.rows.formats import RowFormat
+from autobatch.dataset.rows.reading import all_parts, all_rows
 from autobatch.dataset.tokens.encoding import Trust
 from autobatch.dataset.tokens.parallel import render_rows
 from autobatch.dataset.tokens.rendering import Renderer
@@ -17,8 +20,9 @@ from autobatch.dataset.tokens.row_checks import RowChecks
 from autobatch.dataset.tokens.templates import is_plain, quick_render
 from autobatch.dataset.tokens.tokenizer import load_tokenizer
 from autobatch.dataset.tokens.turns import Tally
+from autobatch.dataset.tokens.workers import Workers
 from autobatch.errors import DataError
-from tests.tiny import CHATML, train_tokenizer
+from tests.tiny import CHATML, train_tokenizer, write_parquet
 
 MESSAGES = RowFormat(name="messages", keys={"messages_key": "messages"})
 # the last turn thinks, turns are trimmed, tool calls are printed, a system turn is refused
@@ -125,6 +129,77 @@ def test_workers_render_what_one_process_renders(tokenizer):
     assert tally.num_rows == 3000
     numbers = [number for places in tally.examples.values() for number, _, _ in places]
     assert numbers == [row for places in tally.examples.values() for _, _, row in places]
+
+
+def test_one_core_renders_many_rows_the_same(tokenizer):
+    """Without workers the encoder changes on the way, the samples do not."""
+    rows = conversations(1500) * 2
+    tally, alone = Tally(), Tally()
+    expected = joined(render_rows(rows, MESSAGES, tokenizer, alone, RowChecks(tokenizer)))
+    checks = RowChecks(tokenizer)
+    many = render_rows(rows, MESSAGES, tokenizer, tally, checks, num_rows=10**9, num_workers=1)
+    assert (expected, alone) == (joined(many), tally)
+
+
+def chats(path: Path) -> list[DataFile]:
+    """Write a parquet file of plain conversations."""
+    rows = [row for _, _, row in conversations(4000) if plain(row["messages"])]
+    return find_files([write_parquet(path, rows)])
+
+
+def plain(turns: list[dict]) -> bool:
+    """Return whether turns hold text alone, as one column type can."""
+    return all(isinstance(turn["content"], str) and len(turn) == 2 for turn in turns)
+
+
+def ready(workers: Workers, batches) -> list:
+    """Return the batches that were rendered until workers could begin."""
+    some = []
+    while not workers.is_taught:
+        some.append(next(batches))
+    while not workers.are_ready():
+        time.sleep(0.05)
+    return some
+
+
+def test_early_workers_render_what_arrow_read(tokenizer, tmp_path):
+    """Parts of a file, read in the workers, become the samples of its rows."""
+    found = chats(tmp_path / "a.parquet")
+    tally, alone = Tally(), Tally()
+    rows = all_rows(found, MESSAGES)
+    expected = joined(render_rows(rows, MESSAGES, tokenizer, alone, RowChecks(tokenizer)))
+    workers, checks = Workers(tokenizer.directory, 2), RowChecks(tokenizer)
+    parts = all_parts(found, MESSAGES)
+    batches = render_rows(parts, MESSAGES, tokenizer, tally, checks, workers=workers)
+    assert expected == joined([*ready(workers, batches), *batches])
+    assert alone == tally
+    workers.close()  # a second time: nothing
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_early_workers_without_work_are_ended(tokenizer):
+    """Fewer rows than the file had promised: nobody waits for a tokenizer that none needs."""
+    before = descendants(os.getpid())
+    workers, checks = Workers(tokenizer.directory, 2), RowChecks(tokenizer)
+    rows = conversations(5)
+    (batch,) = render_rows(rows, MESSAGES, tokenizer, Tally(), checks, workers=workers)
+    assert batch.num_samples
+    assert not workers.is_taught
+    assert descendants(os.getpid()) == before
+
+
+def test_a_worker_that_fails_ends_all(tokenizer, tmp_path):
+    """One that leaves by a code is one sentence as well, and the others do not wait."""
+    workers, checks = Workers(tokenizer.directory, 2), RowChecks(tokenizer)
+    parts = all_parts(chats(tmp_path / "a.parquet"), MESSAGES)
+    batches = render_rows(parts, MESSAGES, tokenizer, Tally(), checks, workers=workers)
+    ready(workers, batches)
+    requests, answers = workers._free.get()
+    requests.write(b"no pickle")
+    requests.flush()
+    workers._free.put((requests, answers))
+    with pytest.raises(DataError, match="ended by code 1"):
+        list(batches)
 
 
 def descendants(pid: int) -> set[int]:

@@ -73,6 +73,17 @@ def test_parts_of_long_rows_hold_few(tmp_path):
     assert list(range(9)) == [row for _, row, _ in unfolded(parts)]
 
 
+def test_parts_do_not_carry_the_dictionary_of_the_whole(tmp_path):
+    """Categories of pandas keep one in parquet: each part would hold all of their texts."""
+    texts = [f"{i} " * 2000 for i in range(320)]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": pa.array(texts).dictionary_encode()}), path)
+    fmt = RowFormat(name="text", keys={"text_key": "text"})
+    parts = list(all_parts(find_files([str(path)]), fmt))
+    assert sum(len(pickle.dumps(part)) for part in parts) < 2 * sum(map(len, texts))
+    assert texts == [row["text"] for _, _, row in unfolded(parts)]
+
+
 def test_a_value_that_cannot_be_read_is_one_sentence(tmp_path):
     """Whoever reads the part says which file and columns hold it."""
     late = pa.array(

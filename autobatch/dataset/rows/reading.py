@@ -19,11 +19,15 @@ Row = tuple[int, int, Mapping[str, Any]]  # file index, row in that file, what i
 
 _COUNTED_BYTES = 64 * 2**20  # of a file of lines; a longer one is taken to go on like that
 _CHUNK_BYTES = 2**20
-_PART_BYTES = 1_000_000
+_PART_BYTES = 1_000_000  # several parts are read ahead for every worker
 
 
 def all_rows(files: Sequence[DataFile], fmt: RowFormat) -> Iterator[Row]:
-    """Yield the rows of all files in order, with the columns that the format names."""
+    """Yield the rows of all files in order, with the columns that the format names.
+
+    Raises:
+        DataError: as `read_rows`.
+    """
     for file_index, file in enumerate(files):
         for row_index, row in enumerate(read_rows(file, fmt.columns)):
             yield file_index, row_index, row
@@ -53,7 +57,11 @@ class ArrowRows:
 
 
 def all_parts(files: Sequence[DataFile], fmt: RowFormat) -> Iterator[Row | ArrowRows]:
-    """Yield the rows of all files in order, several at once where they need not be parsed."""
+    """Yield the rows of all files in order, several at once where they need not be parsed.
+
+    Raises:
+        DataError: as `read_rows`.
+    """
     for file_index, file in enumerate(files):
         if not file.has_schema:
             for row_index, row in enumerate(read_rows(file, fmt.columns)):
@@ -61,6 +69,11 @@ def all_parts(files: Sequence[DataFile], fmt: RowFormat) -> Iterator[Row | Arrow
             continue
         first_row = 0
         for batch in read_batches(file, fmt.columns):
+            if _shares_buffers(batch.schema):
+                for i, row in enumerate(batch_rows(file, batch), start=first_row):
+                    yield file_index, i, row
+                first_row += batch.num_rows
+                continue
             step = max(1, batch.num_rows * _PART_BYTES // max(_PART_BYTES, batch.nbytes))
             for start in range(0, batch.num_rows, step):
                 part = batch.slice(start, step)
@@ -72,6 +85,11 @@ def all_parts(files: Sequence[DataFile], fmt: RowFormat) -> Iterator[Row | Arrow
                     stream=_stream_of(part),
                 )
             first_row += batch.num_rows
+
+
+def _shares_buffers(schema: Any) -> bool:
+    """Return whether every part of a batch would carry buffers of the whole."""
+    return any(word in str(field.type) for field in schema for word in ("dictionary", "_view"))
 
 
 def _stream_of(batch: Any) -> bytes:

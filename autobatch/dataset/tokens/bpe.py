@@ -42,12 +42,12 @@ _PLAIN_MODEL = {
     "byte_fallback": False,
 }
 _SEPARATOR = "\x1d\x1e\x1f"  # between texts; it does not overlap itself
-_COMPARED_CHARS = 20_000  # compared with `tokenizers` at first, and a part of all that follow
-_COMPARED_PART = 200
+_COMPARED_CHARS = 20_000  # compared with `tokenizers` at first
+_COMPARED_SHARE = 200  # one character of so many
 _UNKNOWN = -1  # the id of a byte without a token: texts with it are not taken
 
-Encoded = tuple[np.ndarray, np.ndarray]  # ids int32 (T,) of N texts, their lengths int64 (N,)
-Encode = Callable[[Sequence[str]], Encoded]
+IdsOfTexts = tuple[np.ndarray, np.ndarray]  # ids int32 (T,) of N texts, their lengths int64 (N,)
+Encode = Callable[[Sequence[str]], IdsOfTexts]
 
 
 class Bpe:
@@ -77,7 +77,7 @@ class Bpe:
         self._end = special[_SEPARATOR]
         self._ids = np.array([*ids_of.values(), *added.values(), _UNKNOWN], dtype=np.int32)
 
-    def encode(self, texts: Sequence[str], *, otherwise: Encode) -> Encoded:
+    def encode(self, texts: Sequence[str], *, otherwise: Encode) -> IdsOfTexts:
         """Return the ids of texts without a lone surrogate, no special tokens added.
 
         What is not sure `otherwise` encodes, and some texts for comparison: all, once one differs.
@@ -99,7 +99,7 @@ class Bpe:
         ids[is_taken], ids[~is_taken] = found[0], left[0]
         return ids, lengths
 
-    def _encode(self, texts: Sequence[str]) -> Encoded | None:
+    def _encode(self, texts: Sequence[str]) -> IdsOfTexts | None:
         """Return None where a text holds the separator, or the engine of the pattern gives up."""
         try:
             ranks = self._encoding.encode_to_numpy(
@@ -114,10 +114,10 @@ class Bpe:
         lengths = np.diff(ends, prepend=-1, append=len(ranks)) - 1
         return self._ids[ranks[~is_end]], lengths[: len(texts)]
 
-    def _is_alike(self, texts: Sequence[str], found: Encoded, otherwise: Encode) -> bool:
-        """Compare the first texts, as far as that takes little time beside all."""
+    def _is_alike(self, texts: Sequence[str], found: IdsOfTexts, otherwise: Encode) -> bool:
+        """Compare the first texts, or the beginning of one, as far as that takes little time."""
         self._num_chars += sum(map(len, texts))
-        limit = _COMPARED_CHARS + self._num_chars // _COMPARED_PART - self._num_compared
+        limit = _COMPARED_CHARS + self._num_chars // _COMPARED_SHARE - self._num_compared
         sizes = np.cumsum([len(text) for text in texts], dtype=np.int64)
         some = int(np.searchsorted(sizes, limit, side="right"))
         if some:
@@ -126,6 +126,11 @@ class Bpe:
             self._is_trusted = np.array_equal(lengths, found[1][:some]) and np.array_equal(
                 ids, found[0][: len(ids)]
             )
+        elif texts and limit >= _COMPARED_CHARS:
+            self._num_compared += limit
+            beginning = [texts[0][:limit]]
+            own = self._encode(beginning)
+            self._is_trusted = own is None or np.array_equal(own[0], otherwise(beginning)[0])
         return self._is_trusted
 
 
@@ -149,7 +154,7 @@ def make_bpe(backend: Any) -> Bpe | None:
         return None
     added_ids = {token["content"]: token["id"] for token in added}
     digest = hashlib.sha256(text.encode()).hexdigest()
-    ids_of = _tokens_in_order(model, frozenset(added_ids), digest)
+    ids_of = _mergeable_ranks(model, frozenset(added_ids), digest)
     if ids_of is None:
         return None
     unknown = frozenset(token[0] for token, i in ids_of.items() if i == _UNKNOWN)
@@ -177,19 +182,19 @@ def _are_plain(added: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def _tokens_in_order(
+def _mergeable_ranks(
     model: Mapping[str, Any], added: frozenset[str], digest: str
 ) -> dict[bytes, int] | None:
     """Return the id of each token by its bytes, in the order of merging, None if unsure."""
     vocab: dict[str, int] = model["vocab"]
-    pairs = [pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"]]
+    merges = [pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"]]
     order = dict.fromkeys(_BYTE_OF)
-    for left, right in pairs:
+    for left, right in merges:
         token = left + right
         if token in order and token != next(reversed(order)):
             return None  # a token with several pairs, others between them
         order[token] = None
-    lost = _unreachable(vocab, pairs, digest)
+    lost = _unreachable(vocab, merges, digest)
     if model.get("ignore_merges") and not all(t in added and t.isascii() for t in lost):
         return None  # a word that is such a token is taken as it is
     known = [token for token in order if token not in lost]
@@ -200,9 +205,9 @@ def _tokens_in_order(
 
 
 def _unreachable(
-    vocab: Mapping[str, int], pairs: Sequence[Sequence[str]], digest: str
+    vocab: Mapping[str, int], merges: Sequence[Sequence[str]], digest: str
 ) -> frozenset[str]:
-    """Return the tokens that pairs do not make of their own characters; known the second time."""
+    """Return the tokens that merges do not make of their own characters; known the second time."""
     path = Path(cache_root(), "tokenizers", f"{digest[:24]}.json")
     with suppress(AutobatchError, KeyError, TypeError):  # not known yet, or damaged
         known = read_json(path)["unreachable"]
@@ -211,7 +216,7 @@ def _unreachable(
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
-    alone = Tokenizer(BPE(dict(vocab), [(left, right) for left, right in pairs]))
+    alone = Tokenizer(BPE(dict(vocab), [(left, right) for left, right in merges]))
     encodings = alone.encode_batch_fast(list(vocab), add_special_tokens=False)
     lost = [t for t, e in zip(vocab, encodings, strict=True) if e.ids != [vocab[t]]]
     with suppress(AutobatchError):  # whoever keeps the rows says that nothing can be written

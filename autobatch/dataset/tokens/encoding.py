@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autobatch.dataset.tokens.bpe import IdsOfTexts
 from autobatch.dataset.tokens.samples import flatten
 from autobatch.dataset.tokens.spans import Marks, Span, labels_by_ids, mask_of_spans
 from autobatch.dataset.tokens.tokenizer import Tokenizer
@@ -58,9 +59,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Enco
     return sides.sum(axis=1), ids, is_answer.astype(np.uint8)
 
 
-def _ended(
-    ids: np.ndarray, lengths: np.ndarray, eos_id: int | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _ended(ids: np.ndarray, lengths: np.ndarray, eos_id: int | None) -> IdsOfTexts:
     """Return rows that all end with EOS."""
     if eos_id is None:
         return ids, lengths
@@ -151,9 +150,7 @@ def _encode_by_offsets(tokenizer: Tokenizer, chats: Sequence[Chat]) -> Encoded:
     return lengths, flatten((e.ids for e in encodings), lengths), labels
 
 
-def _ids(
-    tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _ids(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> IdsOfTexts:
     parts = [
         tokenizer.encode_ids(texts[part], add_special_tokens=add_special_tokens)
         for part in _parts(texts)

@@ -22,8 +22,9 @@ _BATCH_ROWS = 1000
 _BATCH_BYTES = 1_000_000  # pickled; bounds memory where rows are huge
 _PICKLED_ROWS = 16  # at a time: few, since one row may hold a megabyte
 _LEARNING_BATCHES = 4  # rendered here at most, for rows to be compared with the slow ways
-# Workers need two seconds of a core to start, as long as it needs for two megabytes of rows
-# (measured on 2 cores of an EPYC, Qwen3 tokenizer, 2026-12-01); meanwhile rows go on here.
+# Of files on disk, or of pickled rows still to come. Workers need two to five seconds of a core
+# to start, as long as it needs for two megabytes of rows (measured on 2 cores of an EPYC, Qwen3
+# tokenizer, 2026-12-01); meanwhile rows go on here.
 _WORTH_BYTES = 8_000_000
 
 

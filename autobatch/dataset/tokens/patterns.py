@@ -16,12 +16,12 @@ _GROUP = r"\((?:\?:)?|\)\??|\(\?i:['a-zA-Z|\[\]]+\)\??"
 _PLAIN_PATTERN = re.compile(rf"(?:(?:{_ATOM}|{_GROUP})(?![?*+{{])|\(\?!\\S\)|\|)+")
 
 
-def plain_pattern(cutter: Mapping[str, Any] | None) -> str | None:
+def plain_pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
     """Return the pattern that a tokenizer cuts words by, None if it may do otherwise.
 
-    `cutter` is the pre-tokenizer of a tokenizer.json: a pattern and byte-level characters.
+    `pre_tokenizer` is the pre-tokenizer of a tokenizer.json: a pattern and byte-level characters.
     """
-    steps = [] if cutter is None else cutter.get("pretokenizers", [cutter])
+    steps = [] if pre_tokenizer is None else pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     if not steps or steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
         return None
     if len(steps) == 1 and steps[0]["use_regex"]:

@@ -48,7 +48,7 @@ def _answer(renderer: Renderer, checks: RowChecks, number: int, blobs: list[byte
         return renderer.render(unpacked(blobs), tally, first_number=number), tally, checks.tally
     except AutobatchError as error:
         return error
-    except Exception:  # our fault; the parent tells it with these words
+    except BaseException:  # our fault, or a panic of Rust; the parent tells it with these words
         return traceback.format_exc()
 
 
@@ -83,7 +83,8 @@ def main() -> None:
     numbers = [int(word) for word in sys.argv[1:]]
     pipes = list(zip(numbers[::2], numbers[1::2], strict=True))
     tokenizer = with_bpe(load_tokenizer(pickle.load(sys.stdin.buffer)))  # once, for all forks
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a worker
+    # before any fork: one thread a worker, and the threads of this process are not in a fork
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         fmt, trust, (turn_by_turn, num_rows) = pickle.load(sys.stdin.buffer)
     except EOFError:  # there were fewer rows than it had seemed
@@ -97,11 +98,11 @@ def main() -> None:
             os.close(end)
     for _ in workers:
         _, status = os.wait()
-        if os.WIFSIGNALED(status):
+        if status:
             for pid in workers:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            os._exit(128 + os.WTERMSIG(status))
+            os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else 1)
 
 
 if __name__ == "__main__":

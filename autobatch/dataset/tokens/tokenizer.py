@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from autobatch.dataset.tokens.bpe import Bpe, make_bpe
+from autobatch.dataset.tokens.bpe import Bpe, IdsOfTexts, make_bpe
 from autobatch.dataset.tokens.samples import flatten
 from autobatch.dataset.tokens.templates import QuickRender, quick_render
 from autobatch.errors import ModelError
@@ -29,7 +29,7 @@ _FILES = (
     "added_tokens.json",
 )
 
-Adds = tuple[tuple[int, ...], tuple[int, ...]]  # ids before and after a text
+SpecialIds = tuple[tuple[int, ...], tuple[int, ...]]  # ids before and after a text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Tokenizer:
     end_marker: str  # printed after it, without trailing whitespace
     quick: QuickRender | None = None  # the template for plain messages, to be checked by rows
     bpe: Bpe | None = None  # tiktoken's ids, see `with_bpe`
-    adds: Adds | None = None  # with bpe: what special tokens are added, None if not always alike
+    special_ids: SpecialIds | None = None  # with bpe: None if texts get different ones
 
     def render(
         self,
@@ -69,27 +69,23 @@ class Tokenizer:
             list(texts), add_special_tokens=add_special_tokens
         )
 
-    def encode_ids(
-        self, texts: Sequence[str], *, add_special_tokens: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def encode_ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> IdsOfTexts:
         """Return ids int32 (T,) of all texts, uncut, and their lengths int64 (N,).
 
         It is faster than `encode`, which knows characters too.
         """
-        if self.bpe is None or (add_special_tokens and self.adds is None):
+        if self.bpe is None or (add_special_tokens and self.special_ids is None):
             return self._encode_ids(texts, add_special_tokens=add_special_tokens)
         plainly = partial(self._encode_ids, add_special_tokens=False)
         ids, lengths = self.bpe.encode(texts, otherwise=plainly)
-        if not add_special_tokens or self.adds in (None, ((), ())) or not len(lengths):
+        if not add_special_tokens or self.special_ids in (None, ((), ())) or not len(lengths):
             return ids, lengths
-        before, after = (np.array(some, dtype=np.int32) for some in self.adds)
+        before, after = (np.array(some, dtype=np.int32) for some in self.special_ids)
         rows = np.split(ids, np.cumsum(lengths)[:-1])
         parts = [part for row in rows for part in (before, row, after)]
         return np.concatenate(parts or [ids]), lengths + len(before) + len(after)
 
-    def _encode_ids(
-        self, texts: Sequence[str], *, add_special_tokens: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _encode_ids(self, texts: Sequence[str], *, add_special_tokens: bool) -> IdsOfTexts:
         encodings = self.fast.backend_tokenizer.encode_batch_fast(
             list(texts), add_special_tokens=add_special_tokens
         )
@@ -115,12 +111,15 @@ def with_bpe(tokenizer: Tokenizer) -> Tokenizer:
     It takes seconds: worth it for many rows.
     """
     backend = tokenizer.fast.backend_tokenizer
-    return replace(tokenizer, bpe=make_bpe(backend), adds=_what_is_added(backend))
+    try:
+        return replace(tokenizer, bpe=make_bpe(backend), special_ids=_special_ids(backend))
+    except Exception:  # a tokenizer.json of a kind unknown here: a short cut is not worth an error
+        return tokenizer
 
 
-def _what_is_added(backend: Any) -> Adds | None:
+def _special_ids(backend: Any) -> SpecialIds | None:
     """Return the ids before and after every text, None if texts differ in them."""
-    found: set[Adds] = set()
+    found: set[SpecialIds] = set()
     for text in ("a", "b c", "c"):
         bare, whole = (tuple(backend.encode(text, add_special_tokens=s).ids) for s in (False, True))
         places = range(len(whole) - len(bare) + 1)

@@ -6,7 +6,7 @@ import fcntl
 import os
 import pickle
 import queue
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -26,7 +26,9 @@ from autobatch.errors import DataError
 from autobatch.hardware.environment import child_environment
 
 _GOODBYE_SECS = 5.0
-_PIPE_BYTES = 2**20
+_MOST_WORKERS = 64  # each takes four descriptors at first, of the 1,024 that a process may have
+_PIPE_BYTES = 2**20  # as large as a user may make one
+_ALL_PIPES_BYTES = 2**25  # half of what Linux gives a user for all pipes together
 _WAITING = 2  # batches a worker that are read ahead
 
 Batch = tuple[int, list[bytes]]  # the number of its first row, pickled lists of rows
@@ -52,16 +54,18 @@ class Workers:
 
     def __init__(self, tokenizer_dir: str, num_workers: int) -> None:
         """Start them."""
-        self.is_taught = False
+        self.is_taught = self._is_closed = False
+        num_workers = min(num_workers, _MOST_WORKERS)
+        pipe_bytes = min(_PIPE_BYTES, _ALL_PIPES_BYTES // (2 * num_workers))
         theirs: list[int] = []
         self._free: queue.SimpleQueue[tuple[BinaryIO, BinaryIO]] = queue.SimpleQueue()
         self._streams: list[BinaryIO] = []
         for _ in range(num_workers):
             (requests, ours), (answers, to_us) = os.pipe(), os.pipe()
             theirs += [requests, to_us]
-            for end in (requests, to_us):  # a batch in one go; else each piece waits for the lock
+            for end in (requests, to_us):  # a batch in one go: each piece waits for Python's lock
                 with suppress(OSError, AttributeError):  # more than a user may have; not Linux
-                    fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+                    fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, pipe_bytes)
             pair = os.fdopen(ours, "wb"), os.fdopen(answers, "rb")
             self._streams += pair  # requests, answers
             self._free.put(pair)
@@ -94,12 +98,19 @@ class Workers:
     def are_ready(self) -> bool:
         """Return whether they have learned everything, or have failed to."""
         assert self._process.stdout is not None
-        return bool(select.select([self._process.stdout], [], [], 0)[0])
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            return bool(selector.select(0))
 
     def render(
         self, batches: Iterable[Batch], tally: Tally, checks: RowChecks
     ) -> Iterator[SampleBatch]:
-        """Yield the samples of batches in order."""
+        """Yield the samples of batches in order.
+
+        Raises:
+            DataError: if a row cannot be read, or a worker ended.
+            RuntimeError: if a worker failed by our fault.
+        """
         waiting: deque[Future[Any]] = deque()
         for batch in batches:
             waiting.append(self._threads.submit(self._ask, batch))
@@ -125,17 +136,22 @@ class Workers:
             self._free.put(pair)
 
     def dismiss(self) -> None:
-        """Let workers without work go by themselves: their times then count as ours."""
+        """Let workers that are done go by themselves: their times then count as ours."""
+        if not (self.is_taught and self.are_ready()):
+            return  # they have done nothing: `close` ends them
         for stream in self._streams[::2]:
             stream.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GOODBYE_SECS)
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers; a second time does nothing."""
+        if self._is_closed:
+            return  # their number may be another's by now
+        self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._process.returncode != 0:  # not dismissed
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._threads.shutdown(wait=True)
