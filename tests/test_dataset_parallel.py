@@ -215,13 +215,11 @@ def descendants(pid: int) -> set[int]:
 def test_a_killed_worker_is_one_sentence_and_leaves_none(tokenizer):
     """A worker that the system kills ends the work with the next move; no other lives on."""
     before = descendants(os.getpid())
-    rows = conversations(100) * 200
-    batches = render_rows(
-        rows, MESSAGES, tokenizer, Tally(), RowChecks(tokenizer), num_rows=10**9, num_workers=2
-    )
-    while len(descendants(os.getpid()) - before) < 3:  # one that forked, two workers
-        next(batches)
-    os.kill(max(descendants(os.getpid()) - before), signal.SIGKILL)
+    workers, checks = Workers(tokenizer.directory, 2), RowChecks(tokenizer)
+    rows = conversations(100) * 100
+    batches = render_rows(rows, MESSAGES, tokenizer, Tally(), checks, workers=workers)
+    ready(workers, batches)
+    os.kill(descendants(workers._process.pid).pop(), signal.SIGKILL)
     with pytest.raises(DataError, match="signal 9, perhaps for want of memory"):
         list(batches)
     assert descendants(os.getpid()) == before
