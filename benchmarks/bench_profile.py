@@ -315,7 +315,14 @@ def main() -> None:
     if unknown or "ours" not in arguments.ways.split(","):
         parser.error(f"--ways {arguments.ways}: name ours and any of {', '.join(WAYS[1:])}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    about = {"date": datetime.date.today().isoformat(), **describe(device="cpu")}
+    commit = (
+        os.environ.get("AUTOBATCH_COMMIT")
+        or subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip()
+    )
+    today = datetime.date.today().isoformat()
+    about = {"date": today, "commit": commit, **describe(device="cpu")}
     with (arguments.out / "profile.jsonl").open("a", encoding="utf-8") as stream:
         print(json.dumps(about))
         if arguments.rows:
