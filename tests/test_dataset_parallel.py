@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -143,8 +144,8 @@ def test_one_core_renders_many_rows_the_same(tokenizer):
 
 def chats(path: Path) -> list[DataFile]:
     """Write a parquet file of plain conversations."""
-    rows = [row for _, _, row in conversations(4000) if plain(row["messages"])]
-    return find_files([write_parquet(path, rows)])
+    rows = [row for _, _, row in conversations(2000) if plain(row["messages"])]
+    return find_files([write_parquet(path, rows * 8)])
 
 
 def plain(turns: list[dict]) -> bool:
@@ -171,8 +172,9 @@ def test_early_workers_render_what_arrow_read(tokenizer, tmp_path):
     workers, checks = Workers(tokenizer.directory, 2), RowChecks(tokenizer)
     parts = all_parts(found, MESSAGES)
     batches = render_rows(parts, MESSAGES, tokenizer, tally, checks, workers=workers)
-    assert expected == joined([*ready(workers, batches), *batches])
-    assert alone == tally
+    some, rest = ready(workers, batches), list(batches)
+    assert len(rest) > 2
+    assert (expected, alone) == (joined([*some, *rest]), tally)
     workers.close()  # a second time: nothing
 
 
@@ -206,8 +208,9 @@ def descendants(pid: int) -> set[int]:
     """Return the processes that one started, and those that they started."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found |= {child} | descendants(child)
+        with contextlib.suppress(FileNotFoundError):  # a thread that just ended
+            for child in map(int, (task / "children").read_text().split()):
+                found |= {child} | descendants(child)
     return found
 
 

@@ -23,7 +23,8 @@ from autobatch.config import load_config
 from autobatch.dataset.lengths.profiling import profile_lengths
 from autobatch.dataset.rows.files import find_files, read_rows
 from autobatch.dataset.tokens.cache import TokenCache
-from autobatch.dataset.tokens.tokenizer import load_tokenizer, tokenizer_digest
+from autobatch.dataset.tokens.tokenizer import load_tokenizer
+from autobatch.dataset.tokens.tokenizer_files import tokenizer_digest
 from autobatch.errors import AutobatchError, ConfigError, DataError, ModelError
 from autobatch.model import read_model_spec
 from autobatch.records import LengthProfile

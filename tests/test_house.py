@@ -68,6 +68,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
                 "alphabet",
                 "bpe",
                 "templates",
+                "tokenizer_files",
                 "tokenizer",
                 "spans",
                 "turn_by_turn",

@@ -14,7 +14,7 @@ from autobatch.dataset.lengths.shipped import ShippedSamples, samples_of
 from autobatch.dataset.rows.formats import KEY_NAMES
 from autobatch.dataset.rows.hub import fetch_model, parse_data, parse_model
 from autobatch.dataset.tokens.cache import TokenCache
-from autobatch.dataset.tokens.tokenizer import largest_token_id
+from autobatch.dataset.tokens.tokenizer_files import largest_token_id
 from autobatch.dataset.tokens.truncation import CutLengths
 from autobatch.errors import ConfigError
 from autobatch.model import read_model_spec

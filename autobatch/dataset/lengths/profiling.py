@@ -30,7 +30,8 @@ from autobatch.dataset.tokens.cache import TokenCache, partial_name, write_cache
 from autobatch.dataset.tokens.parallel import early_workers, render_rows
 from autobatch.dataset.tokens.rendering import RENDERING_VERSION
 from autobatch.dataset.tokens.row_checks import RowChecks, check_turn_by_turn
-from autobatch.dataset.tokens.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
+from autobatch.dataset.tokens.tokenizer import Tokenizer, load_tokenizer
+from autobatch.dataset.tokens.tokenizer_files import tokenizer_digest
 from autobatch.dataset.tokens.truncation import kept_label_tokens
 from autobatch.dataset.tokens.turns import Tally
 from autobatch.dataset.tokens.workers import Workers

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,19 +14,8 @@ import numpy as np
 from autobatch.dataset.tokens.bpe import Bpe, IdsOfTexts, make_bpe
 from autobatch.dataset.tokens.samples import flatten
 from autobatch.dataset.tokens.templates import QuickRender, quick_render
+from autobatch.dataset.tokens.tokenizer_files import check_directory, first_line
 from autobatch.errors import ModelError
-from autobatch.storage import user_path
-from autobatch.units import format_value
-
-# Every file that can change the ids of a row.
-_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
 
 SpecialIds = tuple[tuple[int, ...], tuple[int, ...]]  # ids before and after a text
 
@@ -129,51 +117,13 @@ def _special_ids(backend: Any) -> SpecialIds | None:
     return found.pop() if len(found) == 1 else None
 
 
-def tokenizer_digest(directory: str) -> str:
-    """Return a hash of all files that decide the ids, without loading them.
-
-    Raises:
-        ModelError: if the directory or its tokenizer.json is missing, or a file is unreadable.
-    """
-    folder = _check_directory(directory)
-    digest = hashlib.sha256()
-    extra = sorted(folder.glob("additional_chat_templates/*.jinja"))
-    try:
-        for path in [*(folder / name for name in _FILES), *extra]:
-            if path.is_file():
-                digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-                digest.update(path.read_bytes())
-    except OSError as error:
-        raise _unreadable(directory, error) from error
-    return digest.hexdigest()
-
-
-def largest_token_id(directory: str) -> int:
-    """Return the largest id a tokenizer can give, added tokens included.
-
-    Raises:
-        ModelError: if the directory or its tokenizer.json is missing or damaged.
-    """
-    folder = _check_directory(directory)
-    from tokenizers import Tokenizer as Backend
-
-    try:
-        backend = Backend.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the Rust reader raises bare Exception
-        raise ModelError(
-            f"the tokenizer in {directory} cannot be read ({_first_line(error)}); "
-            "download or save it again"
-        ) from error
-    return max(backend.get_vocab(with_added_tokens=True).values())
-
-
 def load_tokenizer(directory: str) -> Tokenizer:
     """Return the tokenizer of a local directory.
 
     Raises:
         ModelError: if a file is missing or damaged, or the chat template cannot be read.
     """
-    folder = _check_directory(directory)
+    folder = check_directory(directory)
     from transformers import PreTrainedTokenizerFast  # a second: not paid by cached profiles
 
     try:
@@ -184,7 +134,7 @@ def load_tokenizer(directory: str) -> Tokenizer:
         ending = fast.backend_tokenizer.encode("a", add_special_tokens=True).ids[-1:]
     except Exception as error:  # the Rust reader raises bare Exception
         raise ModelError(
-            f"the tokenizer in {directory} cannot be read ({_first_line(error)}); "
+            f"the tokenizer in {directory} cannot be read ({first_line(error)}); "
             "download or save it again"
         ) from error
     template = fast.chat_template
@@ -199,32 +149,6 @@ def load_tokenizer(directory: str) -> Tokenizer:
         prompt=prompt,
         end_marker=end_marker,
         quick=quick_render(fast) if template else None,
-    )
-
-
-def _check_directory(directory: str) -> Path:
-    folder = user_path(directory)
-    try:
-        is_dir, is_complete = folder.is_dir(), (folder / "tokenizer.json").is_file()
-    except OSError as error:
-        raise _unreadable(directory, error) from error
-    if not is_dir:
-        raise ModelError(
-            f"tokenizer directory {directory} does not exist; "
-            "give a local folder that holds tokenizer.json"
-        )
-    if not is_complete:
-        raise ModelError(
-            f"{directory} has no tokenizer.json; save the fast tokenizer there, "
-            "or give another folder"
-        )
-    return folder
-
-
-def _unreadable(directory: str, error: OSError) -> ModelError:
-    return ModelError(
-        f"the tokenizer in {format_value(directory)[1:-1]} cannot be read "
-        f"({error.strerror or error}); check the path and its permissions"
     )
 
 
@@ -253,12 +177,12 @@ def _learn_turn(fast: Any) -> tuple[str, str, str]:
         earlier = fast.apply_chat_template(chat, tokenize=False)
     except TemplateSyntaxError as error:
         raise ModelError(
-            f"the chat template is no valid jinja ({_first_line(error)}); correct chat_template"
+            f"the chat template is no valid jinja ({first_line(error)}); correct chat_template"
         ) from error
     except (ArithmeticError, RecursionError, MemoryError) as error:
         raise ModelError(
             f"the chat template fails on one question and answer ({type(error).__name__}: "
-            f"{_first_line(error)}); correct chat_template"
+            f"{first_line(error)}); correct chat_template"
         ) from error
     except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
         return "", "", ""
@@ -274,7 +198,3 @@ def _learn_turn(fast: Any) -> tuple[str, str, str]:
 def _common_start(one: str, other: str) -> str:
     length = min(len(one), len(other))
     return next((one[:i] for i in range(length) if one[i] != other[i]), one[:length])
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
