@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tiny import CHATML, train_tokenizer, write_jsonl, write_parquet
+from tiny import CHATML, TOOLS, train_tokenizer, write_jsonl, write_parquet
 from tiny_model import tiny_model
 from transformers import PreTrainedTokenizerFast
 
@@ -84,13 +84,6 @@ CASES = {
         "image_bytes_are_never_read",
     },
 }
-TOOLS = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
-    "{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
-    "{{ '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 ASKED = {"role": "user", "content": "What is two?"}
 TOLD = {"role": "assistant", "content": "Two."}
 

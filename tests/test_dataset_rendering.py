@@ -13,7 +13,7 @@ import pytest
 from autobatch.dataset.lengths.profiling import profile_lengths
 from autobatch.dataset.tokens.cache import TokenCache
 from autobatch.errors import AutobatchError, DataError, ModelError
-from tests.tiny import CHATML, train_tokenizer, write_jsonl, write_parquet
+from tests.tiny import CHATML, TOOLS, train_tokenizer, write_jsonl, write_parquet
 
 THINKING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
@@ -26,13 +26,6 @@ HEADERLESS = (
     "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
 )
 NO_MARKER = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
-TOOLS = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
-    "{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
-    "{{ '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 CHAT = [
     {"role": "user", "content": "What is two?"},
     {"role": "assistant", "content": "Two."},

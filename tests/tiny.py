@@ -12,6 +12,13 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _LINES = (
     "What is two plus two? Two plus two is four.",

@@ -25,7 +25,6 @@ __all__ = [
     "DataFile",
     "batch_rows",
     "count_rows",
-    "drop_nulls",
     "find_files",
     "read_batches",
     "read_columns",
@@ -109,7 +108,7 @@ def batch_rows(file: DataFile, batch: Any) -> list[dict[str, Any]]:
         DataError: as `read_rows`.
     """
     with _change_told(file):
-        return [drop_nulls(row) for row in rows_of_batch(file, batch)]
+        return [_drop_nulls(row) for row in rows_of_batch(file, batch)]
 
 
 @contextmanager
@@ -125,12 +124,12 @@ def _change_told(file: DataFile) -> Iterator[None]:
         raise broken_off(file.path, error) from error
 
 
-def drop_nulls(value: Any) -> Any:
+def _drop_nulls(value: Any) -> Any:
     """Return a value without the null fields of its mappings, at every depth."""
     if isinstance(value, dict):
-        return {k: drop_nulls(v) for k, v in value.items() if v is not None}
+        return {k: _drop_nulls(v) for k, v in value.items() if v is not None}
     if isinstance(value, list):
-        return [drop_nulls(v) for v in value]
+        return [_drop_nulls(v) for v in value]
     return value
 
 
