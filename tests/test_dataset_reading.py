@@ -11,7 +11,7 @@ import pytest
 
 from autobatch.dataset.rows.files import find_files
 from autobatch.dataset.rows.formats import RowFormat
-from autobatch.dataset.rows.reading import ArrowRows, all_parts, all_rows
+from autobatch.dataset.rows.reading import UnreadRows, all_parts, all_rows
 from autobatch.errors import DataError
 from tests.tiny import write_jsonl
 
@@ -23,7 +23,7 @@ def unfolded(parts) -> list:
     rows = []
     for part in parts:
         sent = pickle.loads(pickle.dumps(part))
-        rows += sent.rows() if isinstance(sent, ArrowRows) else [sent]
+        rows += sent.rows() if isinstance(sent, UnreadRows) else [sent]
     return rows
 
 
@@ -95,3 +95,52 @@ def test_a_value_that_cannot_be_read_is_one_sentence(tmp_path):
     (part,) = all_parts(find_files([str(path)]), fmt)
     with pytest.raises(DataError, match=r"a\.parquet holds a value in text that cannot be read"):
         part.rows()
+
+
+def test_parts_of_lines_keep_rows_and_lines_apart(tmp_path):
+    """Blank lines are lines but no rows, a first line may hold the byte order mark alone."""
+    blank = b"\xef\xbb\xbf \n" + b"\r\n" * 1_200_000 + b"\n"
+    rows = [b'{"text": "%d"}\n' % i for i in range(2500)]
+    rows[1200] += b" \t\n"
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(blank + b"".join(rows) + b'{"text": "%s"}' % (b"c" * 3_000_000) + b"\n\n")
+    fmt = RowFormat(name="text", keys={"text_key": "text"})
+    found = find_files([str(path)])
+    parts = list(all_parts(found, fmt))
+    assert [1000, 1000, 501] == [part.num_rows for part in parts]
+    assert list(all_rows(found, fmt)) == unfolded(parts)
+    assert (0, 2500) == unfolded(parts)[-1][:2]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"text": "a"', "is not valid JSON"),
+        (b'{"text": "\xff"}', "is not UTF-8 text"),
+        (b'["a"]', "is no JSON object"),
+        (b'{"text": ' + b"[" * 100_000, "is not valid JSON"),
+    ],
+)
+def test_a_bad_line_is_told_by_its_number(tmp_path, line, words):
+    """Whichever process reads the part, the line is the file's."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\n{"text": "a"}\n' * 1500 + line + b"\n")
+    fmt = RowFormat(name="text", keys={"text_key": "text"})
+    first, last = all_parts(find_files([str(path)]), fmt)
+    assert 1000 == len(first.rows())
+    with pytest.raises(DataError, match=rf"a\.jsonl:3001 {words}"):
+        pickle.loads(pickle.dumps(last)).rows()
+
+
+def test_lines_of_a_file_that_changes_are_refused(tmp_path):
+    """A file that is being written is not called damaged."""
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}] * 10)
+    found = find_files([str(path)])
+    with open(path, "a") as stream:
+        stream.write('{"text"')
+    fmt = RowFormat(name="text", keys={"text_key": "text"})
+    parts = all_parts(found, fmt)
+    with pytest.raises(DataError, match="changed while it was read"):
+        next(parts).rows()
+    with pytest.raises(DataError, match="changed while it was read"):
+        next(parts)

@@ -17,7 +17,7 @@ from autobatch.dataset.rows.arrow_rows import (
 from autobatch.dataset.rows.remote import broken_off
 from autobatch.dataset.rows.sources import find_files
 from autobatch.dataset.rows.stored import DataFile, check_unchanged
-from autobatch.dataset.rows.text_rows import text_rows
+from autobatch.dataset.rows.text_rows import line_parts, rows_of_lines, text_rows
 from autobatch.errors import AutobatchError
 
 __all__ = [
@@ -26,8 +26,10 @@ __all__ = [
     "batch_rows",
     "count_rows",
     "find_files",
+    "line_rows",
     "read_batches",
     "read_columns",
+    "read_lines",
     "read_rows",
     "revision_of",
 ]
@@ -109,6 +111,29 @@ def batch_rows(file: DataFile, batch: Any) -> list[dict[str, Any]]:
     """
     with _change_told(file):
         return [_drop_nulls(row) for row in rows_of_batch(file, batch)]
+
+
+def read_lines(
+    file: DataFile, *, num_bytes: int, num_rows: int
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the lines of a jsonl file by the part, see `line_parts`, and `line_rows`.
+
+    Raises:
+        DataError: as `read_rows`, but for what the lines hold.
+    """
+    with _change_told(file):
+        yield from line_parts(file, num_bytes=num_bytes, num_rows=num_rows)
+    check_unchanged(file)
+
+
+def line_rows(file: DataFile, lines: bytes, *, first_line: int) -> list[dict[str, Any]]:
+    """Return the rows of a part of a jsonl file, as `read_rows` gives them.
+
+    Raises:
+        DataError: as `read_rows`.
+    """
+    with _change_told(file):
+        return rows_of_lines(file, lines, first_line=first_line)
 
 
 @contextmanager

@@ -47,8 +47,47 @@ def text_rows(file: DataFile) -> Iterator[dict[str, Any]]:
         yield from _json_lines(file, stream)
 
 
-def _json_lines(file: DataFile, stream: IO[bytes]) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(stream, start=1):
+def line_parts(
+    file: DataFile, *, num_bytes: int, num_rows: int
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the lines of a jsonl file, several at once and not parsed, see `rows_of_lines`.
+
+    Each part has the number of its first line, the number of its rows, and its bytes: about
+    `num_bytes` and at most `num_rows`, or one long line.
+
+    Raises:
+        DataError: if the file cannot be opened or read.
+    """
+    first_line = rows = size = 0
+    lines: list[bytes] = []
+    with open_unpacked(file) as stream:
+        for number, line in enumerate(stream, start=1):
+            if not lines:
+                first_line = number
+            lines.append(line)
+            size += len(line)
+            rows += bool((line.removeprefix(_BOM) if number == 1 else line).strip())
+            if size >= num_bytes or rows >= num_rows:
+                if rows:
+                    yield first_line, rows, b"".join(lines)
+                lines, rows, size = [], 0, 0
+    if rows:
+        yield first_line, rows, b"".join(lines)
+
+
+def rows_of_lines(file: DataFile, lines: bytes, *, first_line: int) -> list[dict[str, Any]]:
+    """Return the rows of a part of a jsonl file.
+
+    Raises:
+        DataError: if a line is no row.
+    """
+    return list(_json_lines(file, io.BytesIO(lines), first_line=first_line))
+
+
+def _json_lines(
+    file: DataFile, stream: IO[bytes], *, first_line: int = 1
+) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(stream, start=first_line):
         if number == 1:
             line = line.removeprefix(_BOM)
         if not line.strip():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import chain, groupby, islice
 
 from autobatch.dataset.rows.formats import RowFormat
-from autobatch.dataset.rows.reading import ArrowRows, Row
+from autobatch.dataset.rows.reading import Row, UnreadRows
 from autobatch.dataset.rows.stored import DataFile
 from autobatch.dataset.tokens.rendering import Renderer
 from autobatch.dataset.tokens.row_checks import RowChecks
@@ -42,7 +42,7 @@ def early_workers(files: Sequence[DataFile], tokenizer_dir: str) -> Iterator[Wor
 
 
 def render_rows(
-    rows: Iterable[Row | ArrowRows],
+    rows: Iterable[Row | UnreadRows],
     fmt: RowFormat,
     tokenizer: Tokenizer,
     tally: Tally,
@@ -97,7 +97,7 @@ def _render(renderer: Renderer, batch: Batch, tally: Tally) -> SampleBatch:
     return renderer.render(unpacked(blobs), tally, first_number=number)
 
 
-def _batches(rows: Iterable[Row | ArrowRows]) -> Iterator[Batch]:
+def _batches(rows: Iterable[Row | UnreadRows]) -> Iterator[Batch]:
     """Yield rows by the batch, pickled few at a time: their objects take several times more."""
     blobs: list[bytes] = []
     num_before = num_rows = num_bytes = 0
@@ -113,9 +113,9 @@ def _batches(rows: Iterable[Row | ArrowRows]) -> Iterator[Batch]:
         yield num_before, blobs
 
 
-def _pickled(rows: Iterable[Row | ArrowRows]) -> Iterator[tuple[int, bytes]]:
+def _pickled(rows: Iterable[Row | UnreadRows]) -> Iterator[tuple[int, bytes]]:
     """Yield a number of rows with their pickle, see `unpacked`."""
-    for is_arrow, same in groupby(rows, key=lambda part: isinstance(part, ArrowRows)):
-        while some := list(islice(same, 1 if is_arrow else _PICKLED_ROWS)):
-            num_rows = sum(part.num_rows if isinstance(part, ArrowRows) else 1 for part in some)
+    for is_unread, same in groupby(rows, key=lambda part: isinstance(part, UnreadRows)):
+        while some := list(islice(same, 1 if is_unread else _PICKLED_ROWS)):
+            num_rows = sum(part.num_rows if isinstance(part, UnreadRows) else 1 for part in some)
             yield num_rows, pickle.dumps(some, protocol=pickle.HIGHEST_PROTOCOL)

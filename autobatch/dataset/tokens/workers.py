@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 from autobatch.dataset.rows.formats import RowFormat
-from autobatch.dataset.rows.reading import ArrowRows, Row
+from autobatch.dataset.rows.reading import Row, UnreadRows
 from autobatch.dataset.tokens.encoding import Trust
 from autobatch.dataset.tokens.row_checks import RowChecks
 from autobatch.dataset.tokens.samples import SampleBatch
@@ -38,11 +38,11 @@ def unpacked(blobs: Iterable[bytes]) -> list[Row]:
     """Return the rows of a batch.
 
     Raises:
-        DataError: if a value of an Arrow column cannot be read.
+        DataError: if a value of a column, or a line, cannot be read.
     """
     parts = (part for blob in blobs for part in pickle.loads(blob))
     return [
-        row for part in parts for row in (part.rows() if isinstance(part, ArrowRows) else [part])
+        row for part in parts for row in (part.rows() if isinstance(part, UnreadRows) else [part])
     ]
 
 
