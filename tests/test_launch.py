@@ -124,6 +124,36 @@ def test_killed_runs_launched_again_give_the_same_losses(undisturbed: Path, tmp_
     assert losses(undisturbed / "run") == losses(run_dir)
 
 
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+    """The command goes on after the step that was saved; nothing saved, it starts anew."""
+    _, _, config = small_run(tmp_path)
+
+    def stop(row: dict[str, Any]) -> None:
+        if row["step"] >= 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        launch(config, on_row=stop)
+    words = f"nothing was saved yet, so autobatch launch {config} starts it anew"
+    assert [words] == interrupt.value.__notes__
+    assert [] == _processes_of(tmp_path / "run")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # of a job in the background
+    _, _, config = small_run(tmp_path / "b", trainer__save_freq=1)
+    process = start(config, "optim.lr=1e-4", "trainer.resume_mode=disable")
+    signal.signal(signal.SIGINT, before)
+    _wait_for_step(tmp_path / "b" / "run", 2, process)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)[0].decode()
+    assert 130 == process.returncode, said
+    again = f"autobatch launch {config} optim.lr=1e-4 trainer.resume_mode=auto"
+    found, _ = checkpoints.newest(tmp_path / "b" / "run")
+    step = checkpoints.read_mark(found).step
+    assert said.endswith(f"autobatch: interrupted; {again} continues it after step {step}\n")
+    report, _ = launch(config, "optim.lr=1e-4", "trainer.resume_mode=auto")
+    assert (step, True) == (report.start_step, report.finished)
+
+
 def test_a_finished_run_is_not_made_again(undisturbed: Path) -> None:
     """Nothing is started, and that is said."""
     before = losses(undisturbed / "run")

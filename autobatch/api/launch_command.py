@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -21,7 +22,7 @@ from autobatch.api.inputs import (
 )
 from autobatch.config import Config, candidate_of, load_config, resolve, save_config
 from autobatch.dataset.tokens.truncation import cut_lengths
-from autobatch.errors import StaleError
+from autobatch.errors import RunError, StaleError
 from autobatch.hardware.environment import num_cores
 from autobatch.hardware.limit import cpu_memory_limit, gpu_memory_limit
 from autobatch.hardware.present import present_gpus
@@ -166,16 +167,23 @@ def launch(
         if on_start is not None:
             on_start(steps)
         _keep(proof, run_dir)
-        result = launching.run_job(
-            resolved,
-            run_dir,
-            cache_dir=cache_dir,
-            memory_limit_bytes=limit,
-            num_steps=steps,
-            start_step=start_step,
-            torchrun_args=torchrun_args,
-            on_row=on_row or (lambda row: None),
-        )
+        try:
+            result = launching.run_job(
+                resolved,
+                run_dir,
+                cache_dir=cache_dir,
+                memory_limit_bytes=limit,
+                num_steps=steps,
+                start_step=start_step,
+                torchrun_args=torchrun_args,
+                on_row=on_row or (lambda row: None),
+            )
+        except KeyboardInterrupt as interrupt:
+            asked = [word for word in overrides if not word.startswith("trainer.resume_mode=")]
+            asked += ["trainer.resume_mode=auto"] if starts_anew else []
+            again = shlex.join(["autobatch", "launch", str(path), *asked])
+            interrupt.add_note(_how_to_go_on(again, run_dir, plan))
+            raise
         return replace(report, finished=True, seconds=result.seconds)
 
 
@@ -242,6 +250,17 @@ def _start_step(config: Config, run_dir: Path, plan: Plan, talk: Talk) -> int:
     step = checkpoints.read_mark(path).step
     talk(f"continuing after step {step}, from {path}")
     return step
+
+
+def _how_to_go_on(again: str, run_dir: Path, plan: Plan) -> str:
+    """Return what the command that launches an interrupted run again would do."""
+    try:
+        path, _ = checkpoints.to_resume(run_dir, order_hash=order_hash(plan))
+    except RunError as error:
+        return str(error)
+    if path is None:
+        return f"nothing was saved yet, so {again} starts it anew"
+    return f"{again} continues it after step {checkpoints.read_mark(path).step}"
 
 
 def _num_gpus(config: Config) -> int:

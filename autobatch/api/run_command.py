@@ -72,15 +72,28 @@ def run(
     )
     if on_profile is not None:
         on_profile(measured)
-    tuned = tune(out=out, overrides=overrides, talk=talk, on_trial=on_trial, **tune_arguments)
+    tell = _once(talk)
+    tuned = tune(out=out, overrides=overrides, talk=tell, on_trial=on_trial, **tune_arguments)
     if on_tuned is not None:
         on_tuned(tuned)
     launched = launch(
         tuned.path,
         out=out,
         torchrun_args=torchrun_args,
-        talk=talk,
+        talk=tell,
         on_row=on_row,
         on_start=on_start,
     )
     return RunReport(profile=measured, tuned=tuned, launched=launched)
+
+
+def _once(talk: Talk) -> Talk:
+    """Return a talk that says nothing twice: `launch` looks again at what `tune` looked at."""
+    said = set()
+
+    def tell(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            talk(message)
+
+    return tell

@@ -159,7 +159,8 @@ def plain_errors(*parts: Rows | Steps) -> Iterator[None]:
         raise SystemExit(error.exit_code) from error
     except KeyboardInterrupt as error:
         _close(parts)
-        click.echo("autobatch: interrupted", err=True)
+        notes = getattr(error, "__notes__", [])
+        click.echo("; ".join(["autobatch: interrupted", *map(printable, notes)]), err=True)
         raise SystemExit(128 + signal.SIGINT) from error
     except BrokenPipeError as error:
         _settle_stdout()
