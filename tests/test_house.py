@@ -136,7 +136,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
                 "probe_command",
                 "certifying",
             ),
-            *("launch_command", "run_command", "demo_command", "gpus_command"),
+            *("continuing", "launch_command", "run_command", "demo_command", "gpus_command"),
         )
     },
     {"__init__": (), "cli": None, "__main__": ()},  # __init__ offers what api holds

@@ -18,6 +18,7 @@ from run_dirs import small_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from autobatch import api, launching
+from autobatch.api.inputs import once
 from autobatch.config import load_config, resolve
 from autobatch.errors import AutobatchError, ConfigError, RunError, StaleError
 from autobatch.hardware.environment import child_environment
@@ -140,18 +141,33 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # of a job in the background
     _, _, config = small_run(tmp_path / "b", trainer__save_freq=1)
-    process = start(config, "optim.lr=1e-4", "trainer.resume_mode=disable")
+    process = start(
+        *(config, "optim.lr=1e-4", "trainer.resume_mode=disable", "--on-stale", "warn"),
+        *("--", "--max-restarts=0"),
+    )
     signal.signal(signal.SIGINT, before)
     _wait_for_step(tmp_path / "b" / "run", 2, process)
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=30)[0].decode()
     assert 130 == process.returncode, said
-    again = f"autobatch launch {config} optim.lr=1e-4 trainer.resume_mode=auto"
+    again = (
+        f"autobatch launch {config} optim.lr=1e-4 trainer.resume_mode=auto --on-stale warn "
+        "-- --max-restarts=0"
+    )
     found, _ = checkpoints.newest(tmp_path / "b" / "run")
     step = checkpoints.read_mark(found).step
     assert said.endswith(f"autobatch: interrupted; {again} continues it after step {step}\n")
     report, _ = launch(config, "optim.lr=1e-4", "trainer.resume_mode=auto")
     assert (step, True) == (report.start_step, report.finished)
+
+
+def test_once_says_nothing_twice() -> None:
+    """`run` tells of the rows when it tunes, and not again when it launches."""
+    said: list[str] = []
+    tell = once(said.append)
+    for words in ("1 row is cut", "limit", "1 row is cut"):
+        tell(words)
+    assert ["1 row is cut", "limit"] == said
 
 
 def test_a_finished_run_is_not_made_again(undisturbed: Path) -> None:

@@ -31,6 +31,18 @@ Talk = Callable[[str], None]
 RowProgress = Callable[[int, int | None], None]
 
 
+def once(talk: Talk) -> Talk:
+    """Return a talk that says nothing twice."""
+    said = set()
+
+    def tell(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            talk(message)
+
+    return tell
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """The facts of one config."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -12,6 +11,7 @@ from typing import Any
 
 from autobatch import launching
 from autobatch.api.certifying import Proven, certified, check_on_stale
+from autobatch.api.continuing import command_again, first_step, how_to_go_on
 from autobatch.api.inputs import (
     Inputs,
     RowProgress,
@@ -22,16 +22,15 @@ from autobatch.api.inputs import (
 )
 from autobatch.config import Config, candidate_of, load_config, resolve, save_config
 from autobatch.dataset.tokens.truncation import cut_lengths
-from autobatch.errors import RunError, StaleError
+from autobatch.errors import StaleError
 from autobatch.hardware.environment import num_cores
 from autobatch.hardware.limit import cpu_memory_limit, gpu_memory_limit
 from autobatch.hardware.present import present_gpus
-from autobatch.plan.epochs import Plan, num_steps, order_hash
+from autobatch.plan.epochs import Plan, num_steps
 from autobatch.preflight.batch import arithmetic
 from autobatch.preflight.rule import warnings_or_raise
 from autobatch.preflight.run import check_run
 from autobatch.storage import DEFAULT_OUT, TUNED_FILE
-from autobatch.training import checkpoints
 from autobatch.tuning.evidence import read_evidence
 from autobatch.units import format_gib, format_secs
 
@@ -103,7 +102,7 @@ def launch(
         changes = launching.check_continues(resolved, run_dir)
         for message in changes:
             talk(f"warning: {message}")
-        start_step = _start_step(resolved, run_dir, plan, talk)
+        start_step = first_step(resolved, run_dir, plan, talk)
         if resolved.trainer.save_freq < 1:
             talk(
                 "nothing is saved before the last step (trainer.save_freq=-1), so a run that is "
@@ -179,10 +178,10 @@ def launch(
                 on_row=on_row or (lambda row: None),
             )
         except KeyboardInterrupt as interrupt:
-            asked = [word for word in overrides if not word.startswith("trainer.resume_mode=")]
-            asked += ["trainer.resume_mode=auto"] if starts_anew else []
-            again = shlex.join(["autobatch", "launch", str(path), *asked])
-            interrupt.add_note(_how_to_go_on(again, run_dir, plan))
+            again = command_again(
+                path, resolved, overrides=overrides, on_stale=on_stale, torchrun_args=torchrun_args
+            )
+            interrupt.add_note(how_to_go_on(again, run_dir, plan))
             raise
         return replace(report, finished=True, seconds=result.seconds)
 
@@ -237,30 +236,6 @@ def _memory_limit(config: Config, talk: Talk) -> int:
         f"micro-batch takes {format_gib(needed)}"
     )
     return here
-
-
-def _start_step(config: Config, run_dir: Path, plan: Plan, talk: Talk) -> int:
-    if config.trainer.resume_mode == "disable":
-        return 0
-    path, skipped = checkpoints.to_resume(run_dir, order_hash=order_hash(plan))
-    for message in skipped:
-        talk(f"warning: {message}")
-    if path is None:
-        return 0
-    step = checkpoints.read_mark(path).step
-    talk(f"continuing after step {step}, from {path}")
-    return step
-
-
-def _how_to_go_on(again: str, run_dir: Path, plan: Plan) -> str:
-    """Return what the command that launches an interrupted run again would do."""
-    try:
-        path, _ = checkpoints.to_resume(run_dir, order_hash=order_hash(plan))
-    except RunError as error:
-        return str(error)
-    if path is None:
-        return f"nothing was saved yet, so {again} starts it anew"
-    return f"{again} continues it after step {checkpoints.read_mark(path).step}"
 
 
 def _num_gpus(config: Config) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autobatch.api.inputs import RowProgress, Talk, data_keys, model_dir
+from autobatch.api.inputs import RowProgress, Talk, data_keys, model_dir, once
 from autobatch.api.launch_command import LaunchReport, launch
 from autobatch.api.profile_command import profile
 from autobatch.api.tune_command import TuneReport, tune
@@ -72,7 +72,7 @@ def run(
     )
     if on_profile is not None:
         on_profile(measured)
-    tell = _once(talk)
+    tell = once(talk)  # `launch` looks again at what `tune` looked at
     tuned = tune(out=out, overrides=overrides, talk=tell, on_trial=on_trial, **tune_arguments)
     if on_tuned is not None:
         on_tuned(tuned)
@@ -85,15 +85,3 @@ def run(
         on_start=on_start,
     )
     return RunReport(profile=measured, tuned=tuned, launched=launched)
-
-
-def _once(talk: Talk) -> Talk:
-    """Return a talk that says nothing twice: `launch` looks again at what `tune` looked at."""
-    said = set()
-
-    def tell(message: str) -> None:
-        if message not in said:
-            said.add(message)
-            talk(message)
-
-    return tell
