@@ -52,6 +52,7 @@ FLOORS: tuple[dict[str, tuple[str, ...] | None], ...] = (
                 "hub_errors",
                 "hub",
                 "stored",
+                "json_lines",
                 "text_rows",
                 "arrow_rows",
                 "sources",

@@ -14,10 +14,11 @@ from autobatch.dataset.rows.arrow_rows import (
     count_arrow_rows,
     rows_of_batch,
 )
+from autobatch.dataset.rows.json_lines import line_parts, rows_of_lines
 from autobatch.dataset.rows.remote import broken_off
 from autobatch.dataset.rows.sources import find_files
 from autobatch.dataset.rows.stored import DataFile, check_unchanged
-from autobatch.dataset.rows.text_rows import line_parts, rows_of_lines, text_rows
+from autobatch.dataset.rows.text_rows import text_rows
 from autobatch.errors import AutobatchError
 
 __all__ = [

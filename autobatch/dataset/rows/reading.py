@@ -23,7 +23,7 @@ Row = tuple[int, int, Mapping[str, Any]]  # file index, row in that file, what i
 _COUNTED_BYTES = 64 * 2**20  # of a file of lines; a longer one is taken to go on like that
 _CHUNK_BYTES = 2**20
 _PART_BYTES = 1_000_000  # several parts are read ahead for every worker
-_PART_LINES = 1000
+_PART_LINES = 1000  # short ones: a part is rendered as one batch
 
 
 def all_rows(files: Sequence[DataFile], fmt: RowFormat) -> Iterator[Row]:

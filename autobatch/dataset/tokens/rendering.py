@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from autobatch.dataset.rows.formats import RowFormat, value_at
+from autobatch.dataset.rows.json_lines import TooDeep
 from autobatch.dataset.rows.reading import Row
-from autobatch.dataset.rows.text_rows import TooDeep
 from autobatch.dataset.tokens.encoding import (
     CHECKED_ROWS,
     Encoded,
